@@ -1,0 +1,1 @@
+"""The federated engine: views, local training, evaluation and the federation of clients."""

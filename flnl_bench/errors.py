@@ -1,0 +1,23 @@
+"""The two errors that a user can cause; the command line prints them as one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(ValueError):
+    """Something the user asked for cannot be done (exit code 2)."""
+
+
+class MissingData(RuntimeError):
+    """A data set is not on this machine and could not be fetched (exit code 3)."""
+
+
+def unknown(what: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:
+    """An error that names the unknown thing, its nearest match and what is allowed."""
+    allowed = sorted(allowed)
+    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    place = f" in {where}" if where else ""
+    return BadInput(f"unknown {what} {name!r}{place}{hint} (allowed: {', '.join(allowed)})")
