@@ -1,0 +1,73 @@
+"""One run, completely described: nothing that changes a number is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flnl_bench.errors import BadInput
+
+# Raised whenever a change makes the same configuration give other numbers.
+NUMBERS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the federation trains, whatever the method."""
+
+    model: str
+    clients: int
+    fraction: float
+    rounds: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    samples: int | None = None  # train on a random subset of so many images
+    norm: str = "batch"
+    pretrained: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rounds", "epochs", "batch_size"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number from 1")
+        _require(self.samples is None or self.samples >= 1, "samples", self.samples, "a whole number from 1")
+        _require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
+        _require(self.lr > 0, "lr", self.lr, "above 0")
+        _require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run is asked to do."""
+
+    method: str  # the name of the method or of its variant, e.g. "fedgr/no-sieve"
+    dataset: str
+    partition: str
+    setting: str
+    preset: str
+    seed: int
+    device: str  # "cpu", "cuda" or "mps": numbers are equal on one kind of device only
+    training: Training
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # complete, resolved
+    scenario: str | None = None  # fingerprint of an imported scenario, if it was not generated
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits over everything that changes the numbers."""
+        text = json.dumps({**self.as_dict(), "numbers": NUMBERS_VERSION}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise BadInput(f"{name} is {value}, but must be {allowed}")

@@ -1,0 +1,145 @@
+"""Checkpoints: a JSON tree and safetensors files, written beside and renamed; no pickle.
+
+`state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
+at any moment leaves either the old checkpoint or the new one. Only the states of clients that
+changed are written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flnl_bench.errors import BadInput
+
+FORMAT = 1
+
+
+class CorruptCheckpoint(BadInput):
+    """A checkpoint that cannot be read."""
+
+
+class Checkpoint:
+    """The checkpoint of one run, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._clients: dict[int, str] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return (self.folder / "state.json").exists()
+
+    def save(
+        self, state: Mapping[str, Any], clients: Mapping[int, Any], changed: Iterable[int], rounds: list[dict]
+    ) -> None:
+        """Save the engine's state, the changed client states and the history so far."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        stamp = f"r{state['round']:05d}"
+        for k in changed:
+            self._clients[k] = self._write(f"client-{k:05d}-{stamp}", clients[k])
+        root = {
+            "format": FORMAT,
+            "engine": self._write(f"engine-{stamp}", state),
+            "clients": {str(k): name for k, name in self._clients.items()},
+            "rounds": rounds,
+        }
+        write_atomically(self.folder / "state.json", json.dumps(root))
+        self._clean(root)
+
+    def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict]]:
+        """The engine's state, the clients' states and the history."""
+        try:
+            root = json.loads((self.folder / "state.json").read_text())
+            if root["format"] != FORMAT:
+                raise ValueError(f"format {root['format']}, this version reads {FORMAT}")
+            self._clients = {int(k): name for k, name in root["clients"].items()}
+            state = self._read(root["engine"])
+            clients = {k: self._read(name) for k, name in self._clients.items()}
+            return state, clients, root["rounds"]
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise CorruptCheckpoint(
+                f"the checkpoint in {self.folder} cannot be read ({type(error).__name__}: {error}); "
+                "start the run anew with --fresh"
+            ) from None
+
+    def _write(self, name: str, tree: Any) -> str:
+        tensors: dict[str, Tensor] = {}
+        shape = _encode(tree, tensors)
+        temporary = self.folder / f".{name}.tmp"
+        save_file(tensors, temporary, metadata={"tree": json.dumps(shape)})
+        _flush(temporary)
+        os.replace(temporary, self.folder / f"{name}.safetensors")
+        return f"{name}.safetensors"
+
+    def _read(self, name: str) -> Any:
+        from safetensors import safe_open
+
+        path = self.folder / name
+        with safe_open(path, "pt") as file:
+            tree = json.loads(file.metadata()["tree"])
+        return _decode(tree, load_file(path))
+
+    def _clean(self, root: Mapping[str, Any]) -> None:
+        """Remove what no longer belongs to the checkpoint."""
+        wanted = {"state.json", root["engine"], *root["clients"].values()}
+        for path in self.folder.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file beside and rename it, so that readers see the old or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """A JSON tree; tensors and arrays go to `tensors` under a number."""
+    if isinstance(node, Tensor | np.ndarray):
+        key = str(len(tensors))
+        tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node
+        tensors[key] = tensor.detach().cpu().contiguous().clone()
+        return {"array" if isinstance(node, np.ndarray) else "tensor": key}
+    if isinstance(node, Mapping):
+        return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in node.items()]}
+    if isinstance(node, list | tuple):
+        return {type(node).__name__: [_encode(value, tensors) for value in node]}
+    if isinstance(node, np.generic):
+        return node.item()
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    raise TypeError(f"a state may not hold a {type(node).__name__}: it cannot be checkpointed")
+
+
+def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    ((kind, value),) = node.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "array":
+        return tensors[value].numpy()
+    if kind == "dict":
+        return {_decode(k, tensors): _decode(v, tensors) for k, v in value}
+    items = [_decode(item, tensors) for item in value]
+    return tuple(items) if kind == "tuple" else items

@@ -1,0 +1,192 @@
+"""The engine: rounds of a method over a federation, and evaluation of the global model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flnl_bench.api import Method, Server, State, Terms, copy_weights
+from flnl_bench.config import Training
+from flnl_bench.data import Dataset
+from flnl_bench.engine.federation import LocalFederation
+from flnl_bench.engine.local import EVALUATION_BATCH, Optimiser, Workbench
+from flnl_bench.engine.shards import as_images, make_shards, take
+from flnl_bench.engine.tree import placed, to_cpu
+from flnl_bench.engine.views import Views, draw_view
+from flnl_bench.models import make_network
+from flnl_bench.scenario import Scenario, parse_partition, parse_setting
+from flnl_bench.streams import seed_of
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What the engine saw in one round."""
+
+    round: int
+    accuracy: float  # of the global model on the test set, in percent
+    loss: float  # test loss
+    train_loss: float | None
+    clients: tuple[int, ...]  # those that trained
+    bytes_down: int
+    bytes_up: int
+    forward: int
+    backward: int
+    seconds: float
+    method: Mapping[str, float]  # the method's own numbers
+
+
+class Engine:
+    """A federation in training; `play_round` until `round == rounds`."""
+
+    def __init__(
+        self,
+        method: Method,
+        dataset: Dataset,
+        scenario: Scenario,
+        training: Training,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.method, self.device, self.rounds = method, device, training.rounds
+        configure(device)
+        self.terms = Terms(
+            rounds=training.rounds,
+            clients=len(scenario.clients),
+            fraction=training.fraction,
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            classes=scenario.classes,
+            expected_noise=parse_setting(scenario.setting).expected_ratio,
+            iid=parse_partition(scenario.partition).kind == "iid",
+        )
+        shards = make_shards(dataset, scenario, device)
+        self.augmentation = dataset.augmentation
+        self.views = Views(dataset.augmentation, dataset.mean, dataset.std, device)
+        self.train_images = shards.images
+        self.test_images = as_images(dataset.test_x, device)
+        self.test_labels = torch.from_numpy(np.ascontiguousarray(dataset.test_y)).to(device)
+        self.workbench = Workbench(
+            method=method,
+            terms=self.terms,
+            shards=shards,
+            views=self.views,
+            augmentation=dataset.augmentation,
+            optimiser=Optimiser(training.lr, training.momentum, training.weight_decay),
+            model=self._build(training, dataset.train_x.shape[1], seed),
+            seed=seed,
+        )
+        sizes = tuple(len(rows) for rows in scenario.clients)
+        self.server = Server(self.terms, seed, copy_weights(self.workbench.sent_weights), sizes)
+        self.server.state = method.server_state(self.server)
+        self.federation = LocalFederation(method, self.server, self.workbench)
+
+    def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
+        """The method's model, its initial weights drawn on the CPU from their own stream."""
+
+        def new_net() -> nn.Module:
+            return make_network(
+                training.model,
+                channels=channels,
+                classes=self.terms.classes,
+                norm=training.norm,
+                pretrained=training.pretrained,
+            )
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, "initial weights"))
+            model = self.method.build(new_net)
+        return model.to(self.device, memory_format=torch.channels_last)
+
+    @property
+    def round(self) -> int:
+        """The number of finished rounds."""
+        return self.server.round
+
+    def play_round(self) -> RoundReport:
+        """One round: the method's exchange with its clients, then the test."""
+        start = time.perf_counter()
+        number = self.server.round
+        self.federation.begin_round()
+        numbers = self.method.round(self.server, self.federation)
+        self.server.state = to_cpu(self.server.state)
+        accuracy, loss = self.test()
+        self.server.round = number + 1
+        cost = self.federation.cost
+        return RoundReport(
+            round=number,
+            accuracy=accuracy,
+            loss=loss,
+            train_loss=self.federation.train_loss,
+            clients=tuple(sorted(self.federation.trained)),
+            bytes_down=cost.bytes_down,
+            bytes_up=cost.bytes_up,
+            forward=cost.forward,
+            backward=cost.backward,
+            seconds=time.perf_counter() - start,
+            method=numbers,
+        )
+
+    # -- looking at the global model -----------------------------------------------------------------
+    def test(self) -> tuple[float, float]:
+        """Accuracy in percent and mean loss of the global model on the test set."""
+        logits = self._logits(self.test_images, np.arange(len(self.test_images)))
+        right = (logits.argmax(1) == self.test_labels).float().mean()
+        loss = F.cross_entropy(logits, self.test_labels)
+        return 100.0 * right.item(), loss.item()
+
+    def predict_train(self, rows: np.ndarray) -> np.ndarray:
+        """Classes that the global model gives to some training images."""
+        return self._logits(self.train_images, rows).argmax(1).cpu().numpy()
+
+    def _logits(self, images: Tensor, rows: np.ndarray) -> Tensor:
+        model = self.workbench.global_model(self.server.weights)
+        parts = []
+        with torch.inference_mode():
+            for part in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
+                plain = draw_view("plain", len(part), self.augmentation, np.random.default_rng(0))
+                x = self.views.render(take(images, part, self.device), plain)
+                parts.append(self.method.predict(model, x.contiguous(memory_format=torch.channels_last)))
+        return torch.cat(parts)
+
+    # -- stopping and going on -----------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """Everything but the clients' states that is needed to go on after this round."""
+        return {"round": self.server.round, "weights": self.server.weights, "server": self.server.state}
+
+    def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
+        """Go on from a saved state."""
+        self.server.round = state["round"]
+        self.server.weights = placed(state["weights"], self.device, self.workbench.memory_format)
+        self.server.state = state["server"]
+        self.federation.states = dict(clients)
+
+
+def configure(device: torch.device) -> None:
+    """One thread a process and deterministic kernels: equal numbers, and faster for many runs."""
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called auto, cpu, cuda or mps."""
+    from flnl_bench.errors import BadInput, unknown
+
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
+    if name not in available:
+        raise unknown("device", name, ["auto", *available])
+    if not available[name]:
+        raise BadInput(f"device {name!r} is not available on this machine (use --device auto or cpu)")
+    return torch.device(name)

@@ -1,0 +1,71 @@
+"""The clients of a run: who is called, what is sent, what comes back, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flnl_bench.api import Client, Method, Server, State, Update
+from flnl_bench.cost import Cost
+from flnl_bench.engine.local import Result, Task, Workbench
+from flnl_bench.engine.tree import count_bytes
+
+
+@dataclass
+class LocalFederation:
+    """All clients simulated on one workbench, one after the other."""
+
+    method: Method
+    server: Server
+    workbench: Workbench
+    states: dict[int, State] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Forget what the last round counted."""
+        self.cost = Cost()
+        self.trained: set[int] = set()
+        self.seen: dict[int, int] = {}  # client → calls in this round
+        self.losses: list[tuple[float, int]] = []  # mean training loss, n_k
+
+    def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
+        """Send the global weights and train the clients locally."""
+        updates = []
+        for k in sorted(ids):
+            result = self._settle(k, self.workbench.train(self._task(k, epochs)))
+            update: Update = result.answer
+            self.trained.add(k)
+            self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
+            if result.loss is not None:
+                self.losses.append((result.loss, update.size))
+            updates.append(update)
+        return updates
+
+    def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
+        """Send the global weights, run `task` on each client; what it returns travels up."""
+        answers = {}
+        for k in sorted(ids):
+            answers[k] = self._settle(k, self.workbench.visit(self._task(k), task)).answer
+            self.cost.bytes_up += count_bytes(answers[k])
+        return answers
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean training loss over the round's clients, weighted by n_k."""
+        total = sum(size for _, size in self.losses)
+        return sum(loss * size for loss, size in self.losses) / total if total else None
+
+    def _task(self, k: int, epochs: int | None = None) -> Task:
+        inbox = self.method.inbox(self.server, k)
+        self.cost.bytes_down += count_bytes([self.server.weights, inbox])
+        visit = self.seen.get(k, 0)
+        self.seen[k] = visit + 1
+        return Task(k, self.server.round, visit, self.server.weights, inbox, self.states.get(k), epochs)
+
+    def _settle(self, k: int, result: Result) -> Result:
+        self.states[k] = result.state
+        self.cost.add(result.cost)
+        return result

@@ -1,0 +1,265 @@
+"""What happens on one client: the engine's reference path, client after client.
+
+Inside a local epoch nothing waits for the device: all random draws are made on the CPU before a
+portion of steps starts and are copied once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flnl_bench.api import (
+    Batch,
+    Client,
+    Method,
+    State,
+    Step,
+    Terms,
+    Update,
+    Weights,
+    copy_weights,
+    network_weights,
+)
+from flnl_bench.cost import Cost
+from flnl_bench.engine.shards import Shards
+from flnl_bench.engine.tree import placed, to_cpu
+from flnl_bench.engine.views import Views, draw_view
+from flnl_bench.models.network import Network
+from flnl_bench.streams import stream
+
+SLAB_PIXELS = 1 << 23  # images are augmented ahead in slabs of whole batches of about this size
+EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Local SGD, made afresh for every client and round."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    def make(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+        """An SGD over all parameters; parameters without a gradient are left alone."""
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            fused=device.type in ("cpu", "cuda"),
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in a round, self-contained so that any worker can do it."""
+
+    client: int
+    round: int
+    visit: int  # how often this client was called before in this round
+    weights: Weights
+    inbox: Mapping[str, Any]
+    state: State | None  # None: never seen before
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task gives back: the answer, the client's new state, and what it cost."""
+
+    answer: Any  # Update after training, a mapping after a visit
+    state: State
+    cost: Cost
+    loss: float | None = None
+
+
+@dataclass
+class Workbench:
+    """The models and data of one worker; it does one client's task at a time."""
+
+    method: Method
+    terms: Terms
+    shards: Shards
+    views: Views
+    augmentation: Any
+    optimiser: Optimiser
+    model: nn.Module  # trained in place for each client in turn
+    seed: int
+    memory_format: torch.memory_format = torch.channels_last
+    cost: Cost = field(default_factory=Cost)
+
+    def __post_init__(self) -> None:
+        self._frozen: list[nn.Module] = []
+        self._used = 0
+        self._meter(self.model)
+        self._live = network_weights(self.model)
+        self._sent = {n: t for n, t in self._live.items() if n.split(".")[0] not in self.method.private}
+
+    @property
+    def sent_weights(self) -> Weights:
+        """The part of the model that travels, sharing memory with it."""
+        return self._sent
+
+    def global_model(self, weights: Weights) -> nn.Module:
+        """A frozen model for evaluation between tasks."""
+        self._used = 0
+        return self._bind(weights)
+
+    def train(self, task: Task) -> Result:
+        """Local training of one client."""
+        model, method = self.model, self.method
+        client = self._client(task)
+        self._load(task.weights, client.state)
+        method.on_receive(model, client)
+        optimiser = self.optimiser.make(model, self.shards.device)
+        total = torch.zeros((), device=self.shards.device)
+        count = 0
+        model.train()
+        rngs = [self._stream(task, "view", i) for i in range(len(method.views()))]
+        for portion in method.plan(model, client):
+            for batch in self._batches(task.client, portion, method.views(), rngs):
+                optimiser.zero_grad(set_to_none=True)
+                loss = method.loss(model, batch, client).mean()
+                loss.backward()
+                optimiser.step()
+                method.on_step(model, client)
+                total += loss.detach()
+                count += 1
+        optimiser.zero_grad(set_to_none=True)
+        model.eval()
+        message = method.upload(model, client)
+        for part in method.private:
+            client.state[part] = copy_weights(_part(self._live, part))
+        update = Update(task.client, client.size, copy_weights(self._sent), to_cpu(message))
+        return self._result(update, client, total.item() / count if count else None)
+
+    def visit(self, task: Task, work: Callable[[Client], Mapping[str, Any]]) -> Result:
+        """Run a function on one client."""
+        client = self._client(task)
+        return self._result(to_cpu(work(client)), client, None)
+
+    # -- pieces ------------------------------------------------------------------------------------
+    def _client(self, task: Task) -> Client:
+        """The client as the method sees it."""
+        self.cost = Cost()
+        self._used = 0
+        for module in (self.model, *self._frozen):
+            self._meter(module)
+        state = None if task.state is None else placed(task.state, self.shards.device, self.memory_format)
+        client = Client(
+            terms=self.terms,
+            round=task.round,
+            y=self.shards.given[task.client],
+            received=self._bind(task.weights),
+            state={} if state is None else state,
+            inbox=placed(task.inbox, self.shards.device, self.memory_format),
+            epochs=self.terms.epochs if task.epochs is None else task.epochs,
+            rng=self._stream(task, "method"),
+            batch_rng=self._stream(task, "batches"),
+            bind=self._bind,
+            map=lambda fn, views=("plain",): self._map(task, fn, views),
+        )
+        if state is None:
+            client.state.update(self.method.client_state(client))
+        return client
+
+    def _result(self, answer: Any, client: Client, loss: float | None) -> Result:
+        return Result(answer, to_cpu(client.state), self.cost, loss)
+
+    def _stream(self, task: Task, *name: str | int) -> np.random.Generator:
+        """A stream of this client in this round; the second call in a round gets its own."""
+        again = ("visit", task.visit) if task.visit else ()
+        return stream(self.seed, *name, "round", task.round, "client", task.client, *again)
+
+    def _meter(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, Network):
+                module.meter = self.cost
+
+    @torch.no_grad()
+    def _load(self, weights: Weights, state: State) -> None:
+        """Copy the received weights, and what the client kept for itself, into the model."""
+        kept = {f"{part}.{n}": t for part in self.method.private for n, t in state[part].items()}
+        source = {**weights, **kept}
+        torch._foreach_copy_(list(self._live.values()), [source[name] for name in self._live])
+
+    def _bind(self, weights: Weights) -> nn.Module:
+        """A frozen model in evaluation mode over these weights, not copied."""
+        if self._used == len(self._frozen):
+            self._frozen.append(copy.deepcopy(self.model).requires_grad_(False).eval())
+        model = self._frozen[self._used]
+        self._used += 1
+        self._meter(model)
+        model.load_state_dict(weights, strict=False, assign=True)
+        return model
+
+    def _map(self, task: Task, fn: Callable[[Batch], Any], views: Sequence[str]) -> Any:
+        """fn over all examples in order; the same augmented images at every call of a round."""
+        client, size = task.client, len(self.shards.rows[task.client])
+        rngs = [self._stream(task, "map", i) for i in range(len(views))]
+        parts = np.split(np.arange(size), range(EVALUATION_BATCH, size, EVALUATION_BATCH))
+        with torch.no_grad():
+            results = [fn(b) for b in self._batches(client, [Step(p) for p in parts], views, rngs)]
+        if isinstance(results[0], Tensor):
+            return torch.cat(results)
+        return tuple(torch.cat(column) for column in zip(*results, strict=True))
+
+    def _batches(
+        self, client: int, steps: Sequence[Step], views: Sequence[str], rngs: Sequence[np.random.Generator]
+    ) -> Iterator[Batch]:
+        """The batches of some steps, augmented ahead in slabs; draws do not depend on the slabs."""
+        if not steps:
+            return
+        device = self.shards.device
+        sizes = [len(step.rows) for step in steps]
+        rows = np.concatenate([step.rows for step in steps])
+        draws = [draw_view(v, len(rows), self.augmentation, r) for v, r in zip(views, rngs, strict=True)]
+        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        labels = self.shards.given[client][index]
+        notes = _notes_on(steps, device)
+        ends = np.cumsum(sizes)
+        for first, last in self._slabs(ends):
+            a, b = int(ends[first] - sizes[first]), int(ends[last - 1])
+            images = self.shards.take(client, rows[a:b])
+            rendered = [
+                self.views.render(images, draw[a:b]).contiguous(memory_format=self.memory_format)
+                for draw in draws
+            ]
+            for i in range(first, last):
+                lo, hi = int(ends[i] - sizes[i]), int(ends[i])
+                pictures = tuple(view[lo - a : hi - a] for view in rendered)
+                yield Batch(pictures, labels[lo:hi], index[lo:hi], notes[i])
+
+    def _slabs(self, ends: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Ranges of steps whose images together stay near SLAB_PIXELS."""
+        channels = self.shards.images.shape[1]
+        most = max(1, SLAB_PIXELS // (channels * self.augmentation.size**2))
+        first = 0
+        while first < len(ends):
+            start = ends[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
+            yield first, last
+            first = last
+
+
+def _part(weights: Weights, part: str) -> Weights:
+    """The weights of one top-level part, named from there."""
+    return {name[len(part) + 1 :]: t for name, t in weights.items() if name.split(".")[0] == part}
+
+
+def _notes_on(steps: Sequence[Step], device: torch.device) -> list[Mapping[str, Any]]:
+    """The notes of all steps with their tensors on the device, one copy for each name."""
+    notes = [dict(step.note) for step in steps]
+    for key in {k for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
+        owners = [note for note in notes if key in note]
+        joined = torch.cat([note[key] for note in owners]).to(device, non_blocking=True)
+        for note, part in zip(owners, joined.split([len(note[key]) for note in owners]), strict=True):
+            note[key] = part
+    return notes

@@ -1,0 +1,47 @@
+"""The images and given labels of a federation, as the engine holds them: no true labels here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flnl_bench.data import Dataset
+from flnl_bench.scenario import Scenario
+
+RESIDENT_BYTES = 4 << 30  # larger data sets stay where they are (a memory map) and are streamed
+
+
+@dataclass(frozen=True)
+class Shards:
+    """One image tensor for all clients, and the rows that each of them owns."""
+
+    images: Tensor  # uint8 [N, C, H, W], on the device if it fits there
+    given: tuple[Tensor, ...]  # labels of each client [n_k], on the device
+    rows: tuple[np.ndarray, ...]  # rows of each client in `images`
+    device: torch.device
+
+    def take(self, client: int, rows: np.ndarray) -> Tensor:
+        """Images of some rows of a client, on the device."""
+        return take(self.images, self.rows[client][rows], self.device)
+
+
+def take(images: Tensor, rows: np.ndarray, device: torch.device) -> Tensor:
+    """Rows of an image tensor, gathered where the tensor lives and brought to the device."""
+    index = torch.from_numpy(np.ascontiguousarray(rows)).to(images.device, non_blocking=True)
+    return images.index_select(0, index).to(device, non_blocking=True)
+
+
+def as_images(array: np.ndarray, device: torch.device) -> Tensor:
+    """A data set's images as a tensor: on the device, or left in their file if they are too many."""
+    if array.nbytes > RESIDENT_BYTES or isinstance(array, np.memmap):
+        return torch.from_numpy(array)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def make_shards(dataset: Dataset, scenario: Scenario, device: torch.device) -> Shards:
+    """Split a data set as the scenario says, with the labels that the scenario gives."""
+    given = tuple(torch.from_numpy(scenario.given[rows]).to(device) for rows in scenario.clients)
+    return Shards(as_images(dataset.train_x, device), given, tuple(scenario.clients), device)

@@ -1,0 +1,13 @@
+"""FedGR and its baselines, written against the public API of flnl_bench only."""
+
+from __future__ import annotations
+
+from flnl_bench import Method, hookimpl
+from flnl_methods.fedavg import FedAvg
+from flnl_methods.fedprox import FedProx
+
+
+@hookimpl
+def flnl_register_methods() -> list[type[Method]]:
+    """The methods of this package."""
+    return [FedAvg, FedProx]
