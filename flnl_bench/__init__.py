@@ -10,72 +10,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flnl_bench.api import (
-        Batch,
-        Beliefs,
-        Client,
-        Federation,
-        Method,
-        Server,
-        State,
-        Step,
-        Terms,
-        Update,
-        Weights,
-        copy_weights,
-        mix_into,
-        network_weights,
-    )
-    from flnl_bench.errors import BadInput
-    from flnl_bench.registry import hookimpl
-
-_HOME = {
-    **dict.fromkeys(
-        (
-            "Batch",
-            "Beliefs",
-            "Client",
-            "Federation",
-            "Method",
-            "Server",
-            "State",
-            "Step",
-            "Terms",
-            "Update",
-            "Weights",
-            "copy_weights",
-            "mix_into",
-            "network_weights",
-        ),
-        "flnl_bench.api",
-    ),
-    "BadInput": "flnl_bench.errors",
-    "hookimpl": "flnl_bench.registry",
-}
-
-__all__ = [
-    "BadInput",
-    "Batch",
-    "Beliefs",
-    "Client",
-    "Federation",
-    "Method",
-    "Server",
-    "State",
-    "Step",
-    "Terms",
-    "Update",
-    "Weights",
-    "copy_weights",
-    "hookimpl",
-    "mix_into",
-    "network_weights",
-]
+    from flnl_bench.api import Batch as Batch
+    from flnl_bench.api import Beliefs as Beliefs
+    from flnl_bench.api import Client as Client
+    from flnl_bench.api import Federation as Federation
+    from flnl_bench.api import Method as Method
+    from flnl_bench.api import Server as Server
+    from flnl_bench.api import State as State
+    from flnl_bench.api import Step as Step
+    from flnl_bench.api import Terms as Terms
+    from flnl_bench.api import Update as Update
+    from flnl_bench.api import Weights as Weights
+    from flnl_bench.api import copy_weights as copy_weights
+    from flnl_bench.api import mix_into as mix_into
+    from flnl_bench.api import network_weights as network_weights
+    from flnl_bench.errors import BadInput as BadInput
+    from flnl_bench.registry import hookimpl as hookimpl
 
 __version__ = "0.1.0"
 
+_ELSEWHERE = {"BadInput": "flnl_bench.errors", "hookimpl": "flnl_bench.registry"}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "flnl_bench.api")), name)

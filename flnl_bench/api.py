@@ -81,6 +81,7 @@ class Client:
     batch_rng: np.random.Generator  # order of the examples: the same for every method
     bind: Callable[[Weights], nn.Module]  # a frozen model that shares memory with other weights
     map: Callable[..., Any]  # map(fn, views=("plain",)): fn(batch) over its examples in order, no gradient
+    scratch: dict[str, Any] = field(default_factory=dict)  # for this round only, e.g. a teacher's logits
 
     @property
     def size(self) -> int:
@@ -115,10 +116,9 @@ class Server:
     round: int = 0
     state: State = field(default_factory=dict)
 
-    @property
-    def rng(self) -> np.random.Generator:
-        """A generator of this round's draws; each access starts it anew."""
-        return stream(self.seed, "server", self.round)
+    def stream(self, *name: str | int) -> np.random.Generator:
+        """The generator of the server's draws called `name`, e.g. ("sample", round)."""
+        return stream(self.seed, "server", *name)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ class Beliefs:
     clean: Tensor | np.ndarray | None = None  # bool [n], judged clean
     clean_probability: Tensor | np.ndarray | None = None  # [n]
     noise_ratio: float | None = None  # estimated share of wrong labels
-    labels: Tensor | np.ndarray | None = None  # int [n], labels after correction, -1 for none
+    labels: Tensor | np.ndarray | None = None  # int [n], labels that are trained on now, -1 for none
+    pseudo_labels: Tensor | np.ndarray | None = None  # int [n], labels guessed by a model, -1 for none
     numbers: Mapping[str, float] = field(default_factory=dict)  # averaged over the round's clients
 
 
@@ -215,7 +216,8 @@ class Method:
 
     def sample(self, server: Server) -> list[int]:
         """The clients of this round."""
-        chosen = server.rng.choice(server.terms.clients, server.terms.sampled, replace=False)
+        draws = server.stream("sample", server.round)
+        chosen = draws.choice(server.terms.clients, server.terms.sampled, replace=False)
         return [int(k) for k in chosen]
 
     def inbox(self, server: Server, client_id: int) -> Mapping[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from flnl_bench.api import Step
 
 
 @torch.no_grad()
@@ -71,3 +76,38 @@ def loss_mixture(
         return float(values[low]), float(values[high])
 
     return Mixture(posterior, pair(means), pair(fit.covariances_[:, 0, 0]), pair(fit.weights_))
+
+
+def with_mixup(steps: Sequence[Step], rng: np.random.Generator, alpha: float) -> list[Step]:
+    """Note the draws of MixUp on each step: `lam` ~ Beta(α, α) and a permutation `order` of its rows."""
+    return [
+        replace(
+            step,
+            note={
+                **step.note,
+                "lam": float(rng.beta(alpha, alpha)),
+                "order": torch.from_numpy(rng.permutation(len(step.rows))),
+            },
+        )
+        for step in steps
+    ]
+
+
+def mixed(values: Tensor, lam: float, order: Tensor) -> Tensor:
+    """λ·values + (1 − λ)·values[order], for images and soft targets alike."""
+    return lam * values + (1 - lam) * values[order]
+
+
+def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of a softmax over *probabilities*: ln Σ_c exp(p_c) − p_y, a range of width one.
+
+    FedCorr's code feeds softmax outputs into a cross-entropy that applies softmax again, and FedDiv
+    inherits it.
+    """
+    return F.cross_entropy(probabilities, y, reduction="none")
+
+
+def uniform_penalty(logits: Tensor) -> Tensor:
+    """KL(uniform ‖ mean prediction of the batch): Σ_c (1/C)·ln((1/C)/q_c)."""
+    mean = logits.softmax(1).mean(0).clamp_min(1e-8)
+    return -(mean.log() + math.log(len(mean))).mean()

@@ -20,6 +20,7 @@ class LocalFederation:
     server: Server
     workbench: Workbench
     states: dict[int, State] = field(default_factory=dict)
+    order: Callable[[Sequence[int]], Sequence[int]] = sorted  # the order of work changes no number
 
     def __post_init__(self) -> None:
         self.begin_round()
@@ -34,7 +35,7 @@ class LocalFederation:
     def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
         """Send the global weights and train the clients locally."""
         updates = []
-        for k in sorted(ids):
+        for k in self.order(ids):
             result = self._settle(k, self.workbench.train(self._task(k, epochs)))
             update: Update = result.answer
             self.trained.add(k)
@@ -42,21 +43,22 @@ class LocalFederation:
             if result.loss is not None:
                 self.losses.append((result.loss, update.size))
             updates.append(update)
-        return updates
+        return sorted(updates, key=lambda update: update.client)
 
     def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
         """Send the global weights, run `task` on each client; what it returns travels up."""
-        answers = {}
-        for k in sorted(ids):
+        answers: dict[int, Mapping] = {}
+        for k in self.order(ids):
             answers[k] = self._settle(k, self.workbench.visit(self._task(k), task)).answer
             self.cost.bytes_up += count_bytes(answers[k])
-        return answers
+        return dict(sorted(answers.items()))
 
     @property
     def train_loss(self) -> float | None:
         """Mean training loss over the round's clients, weighted by n_k."""
-        total = sum(size for _, size in self.losses)
-        return sum(loss * size for loss, size in self.losses) / total if total else None
+        losses = sorted(self.losses)  # a sum of floats depends on its order
+        total = sum(size for _, size in losses)
+        return sum(loss * size for loss, size in losses) / total if total else None
 
     def _task(self, k: int, epochs: int | None = None) -> Task:
         inbox = self.method.inbox(self.server, k)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from flnl_bench import Method, hookimpl
 from flnl_methods.fedavg import FedAvg
+from flnl_methods.fedgr import FedGR
 from flnl_methods.fedprox import FedProx
 
 
 @hookimpl
 def flnl_register_methods() -> list[type[Method]]:
     """The methods of this package."""
-    return [FedAvg, FedProx]
+    return [FedAvg, FedProx, FedGR]

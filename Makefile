@@ -1,0 +1,32 @@
+# Everything runs in .venv, which `setup` makes from Python >= 3.11 and the package index.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup run test test-slow lint clean
+
+setup: $(STAMP)
+
+# uv keeps further environments cheap: it links files from its cache instead of copying them.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	touch $(STAMP)
+
+run: setup
+	$(BIN)/flnl-bench run --method fedavg --setting sym-1.0
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

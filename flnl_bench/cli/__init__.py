@@ -1,0 +1,105 @@
+"""The command line: `flnl-bench`, its commands, and the border where errors become one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from flnl_bench.cli import listing, run, scenario, show
+from flnl_bench.cli.console import note
+from flnl_bench.errors import BadInput, MissingData
+
+BAD_INPUT, MISSING_DATA, INTERRUPTED = 2, 3, 130
+
+app = typer.Typer(name="flnl-bench", add_completion=False, pretty_exceptions_enable=False)
+app.command("run")(run.run)
+app.command("list")(listing.list_names)
+app.command("show")(show.show)
+app.add_typer(scenario.app, name="scenario")
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", metavar="")
+    ] = False,
+) -> None:
+    """Federated learning with noisy labels: run methods on equal scenarios and compare them.
+
+    Start with: flnl-bench run --method fedavg --setting sym-1.0
+    """
+    if version:
+        from flnl_bench import __version__
+
+        print(f"flnl-bench {__version__}")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        context.get_help()  # typer prints it
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit: 0 done, 2 bad input, 3 data missing, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks
+    with _terminate_as_interrupt():
+        sys.exit(_execute(arguments))
+
+
+def _execute(arguments: Sequence[str] | None) -> int:
+    """The exit code of one command; whatever a user can cause becomes one line on stderr."""
+    try:
+        code = app(args=arguments, prog_name="flnl-bench", standalone_mode=False)
+        sys.stdout.flush()
+    except run.Interrupted as stopped:
+        return _fail(INTERRUPTED, str(stopped))
+    except BadInput as error:
+        return _fail(BAD_INPUT, str(error))
+    except MissingData as error:
+        return _fail(MISSING_DATA, str(error))
+    except typer.TyperException as error:
+        return _fail(BAD_INPUT, usage_line(error))
+    except BrokenPipeError:
+        # The reader has gone (`| head`); without this Python complains once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'no file name'}")
+    return _fail(INTERRUPTED, "interrupted") if code == INTERRUPTED else int(code or 0)
+
+
+def _fail(code: int, message: str) -> int:
+    note(" ".join(message.split()))
+    return code
+
+
+def usage_line(error: typer.TyperException) -> str:
+    """A usage error as one line: what is wrong, the nearest option, where the help is."""
+    near: Sequence[str] = getattr(error, "possibilities", None) or ()
+    text = f"{error.message}; did you mean {near[0]}?" if near else error.format_message()
+    text = text[:1].lower() + text[1:].rstrip(".").replace(". Did you mean", "; did you mean")
+    text = text.partition(", unable to parse")[0]  # pydantic says everything twice
+    context: Any = getattr(error, "ctx", None)
+    return f"{text} (see {context.command_path} --help)" if context else text
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """A job scheduler's SIGTERM is treated like Ctrl-C."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

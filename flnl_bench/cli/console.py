@@ -1,0 +1,80 @@
+"""Where text goes: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+FACT = 9  # width of the names of facts, so that lists below each other line up
+
+
+def stdout() -> Console:
+    """The console for results; what users named is printed as it is."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def stderr() -> Console:
+    """The console for progress and notes."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def note(text: str) -> None:
+    """One line on stderr, whatever the width of the terminal."""
+    print(f"flnl-bench: {text}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Exactly one JSON document on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """A plain table; the columns in `right` hold numbers."""
+    made = Table(
+        box=None, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for name in columns:
+        made.add_column(
+            name, justify="right" if name in right else "left", overflow="fold", header_style="dim"
+        )
+    return made
+
+
+def facts() -> Table:
+    """A list of facts: a name, then what is to be said about it."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(style="dim", no_wrap=True, min_width=FACT)
+    made.add_column(overflow="fold")
+    return made
+
+
+# -- numbers for people ------------------------------------------------------------------------------
+def percent(value: float | None) -> str:
+    """A number that is a percentage already, or a dash."""
+    return "–" if value is None else f"{value:.2f} %"
+
+
+def amount(value: float, unit: str = "") -> str:
+    """A count in thousands, millions, …: 12.3 MB, 4.5 M."""
+    prefixes = ("", "k", "M", "G", "T", "P")
+    power = 0
+    while abs(value) >= 1000 and power < len(prefixes) - 1:
+        value, power = value / 1000, power + 1
+    number = f"{value:.0f}" if power == 0 else f"{value:.1f}"
+    return f"{number} {prefixes[power]}{unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A time span in the two largest units: 41 s, 3 min 5 s, 2 h 10 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,137 @@
+"""The outcome of finished runs: as JSON objects, and as text for people."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
+from flnl_bench.recorder.summary import LAST
+
+SHARED = ("method", "dataset", "partition", "setting", "preset")
+FROM_SUMMARY = (
+    "rounds",
+    "last10",
+    "best",
+    "best_round",
+    "bytes_down",
+    "bytes_up",
+    "forward",
+    "backward",
+    "seconds",
+)
+
+
+def as_object(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """One run as one flat JSON object."""
+    config, summary = record["config"], record["summary"]
+    return {
+        **{name: config[name] for name in (*SHARED, "seed")},
+        **{name: summary[name] for name in FROM_SUMMARY},
+        "resumed": record["resumed"],
+        "scenario": record["scenario"]["fingerprint"],
+        "run_dir": str(folder),
+    }
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several seeds as one object: means, sample standard deviations (ddof 1) and the runs."""
+    together: dict[str, Any] = {name: runs[0][name] for name in (*SHARED, "rounds")}
+    together["seeds"] = [run["seed"] for run in runs]
+    for metric in ("last10", "best"):
+        values = [run[metric] for run in runs]
+        together[metric] = statistics.fmean(values)
+        together[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else None
+    return {**together, "runs": list(runs)}
+
+
+# -- for people --------------------------------------------------------------------------------------
+def title_of(config: Mapping[str, Any]) -> str:
+    """A run in one line."""
+    names = [config[name] for name in SHARED]
+    return f"{names[0]} on {' · '.join(names[1:])} · seed {config['seed']}"
+
+
+def scenario_line(scenario: Mapping[str, Any]) -> str:
+    """What the method was up against."""
+    ratio = scenario["noise_ratio"]
+    noise = "unknown" if ratio is None or ratio != ratio else f"{100 * ratio:.1f} %"
+    return (
+        f"{scenario['fingerprint']}: {scenario['clients']} clients, {scenario['samples']} images, "
+        f"{noise} wrong labels"
+    )
+
+
+def cost_line(summary: Mapping[str, Any]) -> str:
+    """What the run cost, summed over its rounds."""
+    return (
+        f"{amount(summary['bytes_down'], 'B')} down, {amount(summary['bytes_up'], 'B')} up; "
+        f"samples: {amount(summary['forward'])} forward, {amount(summary['backward'])} backward; "
+        f"{duration(summary['seconds'])}"
+    )
+
+
+def memorised(row: Mapping[str, Any]) -> float | None:
+    """The share of wrong labels that the global model predicts after a round; None if not known."""
+    return (row.get("diagnostics") or {}).get("memorised")
+
+
+def print_run(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """The summary of one run."""
+    console, summary = stdout(), record["summary"]
+    console.print(title_of(record["config"]), style="bold")
+    lines = facts()
+    lines.add_row("scenario", scenario_line(record["scenario"]))
+    lines.add_row(
+        "last-10",
+        f"{percent(summary['last10'])}  mean test accuracy of the last {min(LAST, summary['rounds'])} rounds",
+    )
+    lines.add_row(
+        "best", f"{percent(summary['best'])}  in round {summary['best_round'] + 1} of {summary['rounds']}"
+    )
+    at_best, at_end = memorised(rows[summary["best_round"]]), memorised(rows[-1])
+    if at_end is not None:
+        lines.add_row(
+            "memorised",
+            f"{percent(at_best)} of the wrong labels at the best round, {percent(at_end)} at the end",
+        )
+    lines.add_row("cost", cost_line(summary))
+    console.print(lines)
+    print_paths(files=str(folder), next=f"flnl-bench show {shlex.quote(str(folder))}")
+
+
+def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
+    """The table of several seeds."""
+    console, together = stdout(), over_seeds(runs)
+    numbers = ("last-10", "best", "in round", "time")
+    rows = table("seed", *numbers, "scenario", right=numbers)
+    for run in runs:
+        rows.add_row(
+            str(run["seed"]),
+            percent(run["last10"]),
+            percent(run["best"]),
+            str(run["best_round"] + 1),
+            duration(run["seconds"]),
+            run["scenario"],
+        )
+    spread = [_plus_minus(together[m], together[f"{m}_std"]) for m in ("last10", "best")]
+    rows.add_row("mean ± std", *spread, "", duration(sum(run["seconds"] for run in runs)), "", style="bold")
+    names = [together[name] for name in SHARED]
+    console.print(f"{names[0]} on {' · '.join(names[1:])} · {len(runs)} seeds", style="bold")
+    console.print(rows)
+    console.print("std: sample standard deviation over the seeds (ddof 1)", style="dim")
+    folder = runs[0]["run_dir"]
+    print_paths(files=str(Path(folder).parent), next=f"flnl-bench show {shlex.quote(folder)}")
+
+
+def print_paths(**lines: str) -> None:
+    """Lines to copy: never broken by us, whatever the width."""
+    for name, text in lines.items():
+        stdout().print(f"{name:<{FACT}}  {text}", soft_wrap=True)
+
+
+def _plus_minus(mean: float, deviation: float | None) -> str:
+    return f"{mean:.2f} %" if deviation is None else f"{mean:.2f} ± {deviation:.2f} %"

@@ -1,0 +1,79 @@
+"""Progress of a run on stderr: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from flnl_bench.cli.console import duration, note, stderr
+
+
+class Watch(Protocol):
+    """Called with each finished round."""
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Show the round."""
+
+
+class Pace:
+    """Time left, from the seconds of the latest rounds: right at once after a resume, too."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.latest: deque[float] = deque(maxlen=5)
+
+    def left(self, row: Mapping[str, Any]) -> float:
+        """Seconds until the last round is done."""
+        self.latest.append(row["seconds"])
+        return (self.rounds - row["round"] - 1) * statistics.median(self.latest)
+
+
+@contextmanager
+def watching(label: str, rounds: int, done: int = 0) -> Iterator[Watch]:
+    """Show the rounds of one run; the `done` first of them come from a checkpoint."""
+    console = stderr()
+    if console.is_terminal:
+        with _bar(console, label, rounds) as watch:
+            yield watch
+    else:
+        yield _lines(label, rounds, done)
+
+
+@contextmanager
+def _bar(console: Console, label: str, rounds: int) -> Iterator[Watch]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None if console.width < 100 else 40),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}{task.fields[numbers]}"),
+    )
+    pace = Pace(rounds)
+    with Progress(*columns, console=console, expand=console.width < 100, transient=True) as progress:
+        task = progress.add_task(label, total=rounds, numbers="")
+
+        def watch(row: Mapping[str, Any]) -> None:
+            numbers = f" · {row['accuracy']:.1f} % · loss {row['loss']:.2f} · {duration(pace.left(row))} left"
+            progress.update(task, completed=row["round"] + 1, numbers=numbers)
+
+        yield watch
+
+
+def _lines(label: str, rounds: int, done: int) -> Watch:
+    """About ten lines a run."""
+    pace, every = Pace(rounds), math.ceil(rounds / 10)
+
+    def watch(row: Mapping[str, Any]) -> None:
+        left, number = pace.left(row), row["round"] + 1
+        if number > done and (number % every == 0 or number == rounds):
+            note(
+                f"{label}: round {number}/{rounds}, accuracy {row['accuracy']:.2f} %, "
+                f"loss {row['loss']:.3f}, {duration(left)} left"
+            )
+
+    return watch

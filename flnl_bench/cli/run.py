@@ -1,0 +1,189 @@
+"""`flnl-bench run`: one method on one scenario, for one seed or several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import note, print_json
+from flnl_bench.cli.options import FILES, METHOD, PROTOCOL, SCENARIO, flag, option
+from flnl_bench.errors import BadInput
+
+if TYPE_CHECKING:
+    from flnl_bench.runner import Run
+
+
+def protocol(metavar: str, text: str) -> Any:
+    """An option that changes the preset's protocol."""
+    return option(PROTOCOL, metavar, text, default="preset")
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM in the middle of a run; says how to go on."""
+
+
+def run(
+    method: Annotated[str, option(METHOD, "NAME", "Method or variant; `flnl-bench list methods` shows all.")],
+    changes: Annotated[
+        list[str] | None, option(METHOD, "KEY=VALUE", "Change a hyper-parameter; repeatable.", "--set")
+    ] = None,
+    setting: options.Setting = None,
+    dataset: options.Dataset = None,
+    partition: options.Partition = None,
+    clients: options.Clients = None,
+    samples: options.Samples = None,
+    seed: options.Seed = None,
+    seeds: Annotated[
+        str | None,
+        option(SCENARIO, "1,13,42", "Several runs: mean and sample standard deviation (ddof 1)."),
+    ] = None,
+    scenario: options.ScenarioFile = None,
+    preset: options.PresetName = "quick",
+    rounds: Annotated[int | None, protocol("N", "Rounds.")] = None,
+    fraction: Annotated[float | None, protocol("F", "Share of the clients in a round.")] = None,
+    epochs: Annotated[int | None, protocol("E", "Local epochs.")] = None,
+    batch_size: Annotated[int | None, protocol("B", "Local batch size.")] = None,
+    lr: Annotated[float | None, protocol("X", "Local learning rate.")] = None,
+    model: Annotated[str | None, protocol("NAME", "Network; `list models`.")] = None,
+    norm: Annotated[str | None, protocol("NAME", "Normalisation: batch or group.")] = None,
+    device: Annotated[str, option(PROTOCOL, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    data_dir: options.DataDir = None,
+    out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
+    fresh: Annotated[bool, flag(FILES, "Start anew, even if the run is finished.", "--fresh")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run a method on a scenario.
+
+    What is not given comes from the preset. An interrupted run goes on where it stopped.
+    """
+    chosen = parse_seeds(seed, seeds)
+    own = {"--dataset": dataset, "--partition": partition, "--setting": setting, "--clients": clients}
+    check_source(scenario, {**own, "--samples": samples})
+    training = {
+        "clients": clients,
+        "samples": samples,
+        "rounds": rounds,
+        "fraction": fraction,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "model": model,
+        "norm": norm,
+    }
+    asked: dict[str, Any] = {
+        "method": method,
+        "setting": setting,
+        "dataset": dataset,
+        "partition": partition,
+        "preset": preset,
+        "device": device,
+        "training": {name: value for name, value in training.items() if value is not None},
+        "changes": parse_changes(changes or []),
+        "scenario": scenario,
+        "data_dir": data_dir,
+        "out": out,
+    }
+    runs = prepare_all({name: value for name, value in asked.items() if value is not None}, chosen)
+    if dataset is None and scenario is None:
+        note(
+            f"on digits, the default; the paper's protocol: flnl-bench run --method {method} "
+            f"--setting {setting} --preset paper --dataset cifar10"
+        )
+    records = [play(each, fresh) for each in runs]
+    report(runs, records, several=seeds is not None, as_json=as_json)
+
+
+def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
+    """The seeds asked for; 1 if none is."""
+    if seeds is None:
+        return [1 if seed is None else seed]
+    if seed is not None:
+        raise BadInput("--seed and --seeds are both given; use one of them")
+    parts = [part.strip() for part in seeds.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise BadInput(
+            f"--seeds {seeds!r}: expected whole numbers from 0 with commas between them, as in 1,13,42"
+        )
+    numbers = [int(part) for part in parts]
+    if len(set(numbers)) < len(numbers):
+        raise BadInput(f"--seeds {seeds!r}: a seed is there twice")
+    return numbers
+
+
+def parse_changes(changes: list[str]) -> dict[str, str]:
+    """The `key=value` pairs of --set."""
+    pairs: dict[str, str] = {}
+    for text in changes:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise BadInput(f"--set {text!r}: expected KEY=VALUE, as in --set mu=0.1")
+        if key.strip() in pairs:
+            raise BadInput(f"--set {key.strip()} is given twice")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def check_source(scenario: Path | None, own: Mapping[str, object]) -> str:
+    """A scenario comes from a file or from its options, not from both; the setting is never guessed."""
+    given = [name for name, value in own.items() if value is not None]
+    if scenario is not None and given:
+        raise BadInput(f"--scenario fixes the federation: leave out {', '.join(given)}")
+    if scenario is None and own["--setting"] is None:
+        raise BadInput(
+            "missing option --setting, as in --setting sym-1.0 (`flnl-bench list settings` shows all)"
+        )
+    return str(own["--setting"])
+
+
+def prepare_all(asked: Mapping[str, Any], seeds: list[int]) -> list[Run]:
+    """Check and prepare the runs of all seeds before anything is written."""
+    from flnl_bench.registry import default_registry
+    from flnl_bench.resolve import Request, prepare
+
+    for problem in default_registry().problems:
+        note(f"warning: {problem}")
+    return [prepare(Request(seed=seed, **asked)) for seed in seeds]
+
+
+def play(run: Run, fresh: bool) -> dict[str, Any]:
+    """Run or resume, with progress on stderr."""
+    from flnl_bench.cli.progress import watching
+
+    total, path = run.config.training.rounds, run.folder.path
+    done = 0 if fresh else checkpointed(path)
+    if not fresh and run.finished():
+        note(f"found finished in {path} (use --fresh to run it again)")
+    elif done:
+        note(f"resuming after round {done} of {total}")
+    try:
+        with watching(f"{run.config.method} s{run.config.seed}", total, done) as watch:
+            return run.play(fresh=fresh, progress=watch)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted after round {checkpointed(path)} of {total}; the same command "
+            f"{'without --fresh ' if fresh else ''}goes on from there"
+        ) from None
+
+
+def checkpointed(path: Path) -> int:
+    """How many rounds a checkpoint holds; whether it is whole is found out when it is loaded."""
+    try:
+        return len(json.loads((path / "checkpoint" / "state.json").read_text())["rounds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def report(runs: list[Run], records: list[dict[str, Any]], *, several: bool, as_json: bool) -> None:
+    """Print the outcome."""
+    from flnl_bench.cli.outcome import as_object, over_seeds, print_run, print_seeds
+
+    objects = [as_object(record, run.folder.path) for run, record in zip(runs, records, strict=True)]
+    if as_json:
+        print_json(over_seeds(objects) if several else objects[0])
+    elif several:
+        print_seeds(objects)
+    else:
+        print_run(records[0], runs[0].folder.read_rounds(), runs[0].folder.path)

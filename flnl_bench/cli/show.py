@@ -1,0 +1,165 @@
+"""`flnl-bench show`: one run, from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import facts, percent, print_json, stdout
+from flnl_bench.cli.curve import plot
+from flnl_bench.cli.outcome import cost_line, print_paths, scenario_line, title_of
+from flnl_bench.errors import BadInput
+from flnl_bench.recorder.folder import RunFolder
+
+RUNS = Path("results/runs")
+SIEVE = ("precision", "recall", "f_score")
+PARTS = ("config", "scenario", "provenance")  # of run.json, each an object
+
+
+def show(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="Run directory, run.json, or the end of a name below results/runs."
+        ),
+    ],
+    as_json: options.Json = False,
+) -> None:
+    """Show one run: configuration, curve, diagnostics, cost and provenance."""
+    folder = RunFolder(find_run(run))
+    record, rows = read(folder)
+    if as_json:
+        print_json({"run_dir": str(folder.path), **record, "rounds": rows})
+    else:
+        print_all(record, rows, folder.path)
+
+
+# -- finding and reading -----------------------------------------------------------------------------
+def find_run(name: str) -> Path:
+    """The folder of a run, from a path or from the end of its name (such as its hash)."""
+    path = Path(name)
+    if path.name == "run.json":
+        path = path.parent
+    if (path / "run.json").is_file():
+        return path
+    if path.exists():
+        raise BadInput(f"{path} is not a run: it has no run.json")
+    ending = path.as_posix()
+    found = sorted(file.parent for file in RUNS.rglob("run.json") if file.parent.as_posix().endswith(ending))
+    if not found:
+        raise BadInput(f"there is no run {name!r}: neither that path nor one below {RUNS} that ends so")
+    if len(found) > 1:
+        raise BadInput(f"{len(found)} runs end in {name!r}: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def read(folder: RunFolder) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The record and the whole rounds; a torn or foreign file is an error."""
+    record = folder.read()
+    if record is None or not all(isinstance(record.get(part), dict) for part in PARTS):
+        raise BadInput(f"{folder.path / 'run.json'} is torn, or not a run of this version of flnl-bench")
+    try:
+        rows = folder.read_rounds()
+        numbers = [(float(row["accuracy"]), row["seconds"]) for row in rows]
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(f"{folder.rounds_file} does not hold rounds of flnl-bench") from None
+    if record.get("status") == "done" and not numbers:
+        raise BadInput(f"{folder.rounds_file} is missing or empty, though the run is finished")
+    return record, rows
+
+
+# -- showing -----------------------------------------------------------------------------------------
+def print_all(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Everything about a run that fits a screen."""
+    from flnl_bench.recorder.summary import summarise
+
+    console, config = stdout(), record["config"]
+    console.print(title_of(config), style="bold")
+    lines = facts()
+    lines.add_row("status", status_line(record, len(rows)))
+    lines.add_row("scenario", scenario_line(record["scenario"]))
+    lines.add_row("protocol", _pairs({k: v for k, v in config["training"].items() if v is not None}))
+    lines.add_row("method", _pairs(config["hyperparameters"]) or "no hyper-parameters")
+    console.print(lines)
+    if rows:
+        print_curve(console, rows)
+        print_results(console, rows, summarise(rows))
+    else:
+        console.print("no round is finished yet")
+    console.print(_provenance(record))
+    print_paths(files=str(path))
+
+
+def status_line(record: Mapping[str, Any], rounds: int) -> str:
+    """Whether the run is done, and how it came there."""
+    total = record["config"]["training"]["rounds"]
+    resumed = record.get("resumed", 0)
+    times = f", resumed {resumed} time{'s' if resumed > 1 else ''}" if resumed else ""
+    if record["status"] == "done":
+        return f"done, {total} rounds{times}"
+    return f"{record['status']}, {rounds} of {total} rounds{times}; the same `run` command goes on from there"
+
+
+def print_curve(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Test accuracy over the rounds, and the share of wrong labels that is memorised."""
+    curves = {"test accuracy": [row["accuracy"] for row in rows]}
+    memorised = [(row.get("diagnostics") or {}).get("memorised") for row in rows]
+    if all(value is not None for value in memorised):
+        curves["wrong labels memorised"] = memorised
+    for title, values in curves.items():
+        console.print(f"\n{title}", style="dim")
+        for line in plot(values, min(console.width, 90)):
+            console.print(line, no_wrap=True, overflow="crop")
+    console.print()
+
+
+def print_results(console: Console, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    """Headline numbers, diagnostics of the last round, cost."""
+    lines = facts()
+    lines.add_row("last-10", percent(summary["last10"]))
+    lines.add_row("best", f"{percent(summary['best'])} in round {summary['best_round'] + 1}")
+    last = rows[-1].get("diagnostics") or {}
+    if last.get("accuracy_clean") is not None:
+        lines.add_row("training", f"{percent(last['accuracy_clean'])} right on clean samples")
+    if last.get("memorised") is not None:
+        lines.add_row(
+            "",
+            f"{percent(last['accuracy_wrong'])} right on wrongly labelled ones, "
+            f"{percent(last['memorised'])} memorised",
+        )
+    if "sieve_f_score" in last:
+        lines.add_row(
+            "sieve", ", ".join(f"{name.replace('_', '-')} {last[f'sieve_{name}']:.3f}" for name in SIEVE)
+        )
+    if others := _other_numbers(last):
+        lines.add_row("beliefs", _pairs(others))
+    lines.add_row("cost", cost_line(summary))
+    console.print(lines)
+
+
+def _other_numbers(diagnostics: Mapping[str, Any]) -> dict[str, float]:
+    """What the method's beliefs are worth beside the sieve, and its own numbers."""
+    shown = {"memorised", "accuracy_clean", "accuracy_wrong", *(f"sieve_{name}" for name in SIEVE)}
+    return {k: v for k, v in diagnostics.items() if k not in shown and isinstance(v, int | float)}
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
+
+
+def _provenance(record: Mapping[str, Any]) -> Any:
+    about = record["provenance"]
+    libraries = {"python": about.get("python"), **about.get("libraries", {})}
+    lines = facts()
+    lines.add_row(
+        "made by", f"flnl-bench {about.get('flnl_bench')}, commit {about.get('commit') or 'unknown'}"
+    )
+    lines.add_row("", ", ".join(f"{name} {version}" for name, version in libraries.items()))
+    lines.add_row("on", f"{about.get('device')}, {about.get('platform')}, {about.get('threads')} thread(s)")
+    lines.add_row("when", f"{record.get('started')} to {record.get('ended') or '–'}")
+    return lines

@@ -1,0 +1,127 @@
+"""Clothing1M in its published folder layout, decoded once into memory maps (Xiao et al., CVPR 2015)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from flnl_bench.data.class_maps import CLOTHING1M
+from flnl_bench.data.dataset import Augmentation, Dataset
+from flnl_bench.data.folder import open_image
+from flnl_bench.data.root import HOW_TO_POINT, one_line
+from flnl_bench.errors import BadInput, MissingData
+
+SIDE = 256  # stored side; the network sees a crop of 224
+CHUNK = 256  # images between two reports of progress
+Progress = Callable[[str, int, int], None]  # what, done, of how many
+# part: (list of images, list of labels)
+LISTS = {
+    "train": ("noisy_train_key_list.txt", "noisy_label_kv.txt"),
+    "test": ("clean_test_key_list.txt", "clean_label_kv.txt"),
+}
+
+
+def load_clothing1m(root: Path, progress: Progress | None = None) -> Dataset:
+    """The noisy train part and the clean test part; true train labels are not known."""
+    folder = root / "clothing1m"
+    missing = [file for pair in LISTS.values() for file in pair if not (folder / file).is_file()]
+    if missing:
+        raise MissingData(
+            f"data set 'clothing1m' is not on this machine: looked for {', '.join(missing)} in {folder}; "
+            f"ask its authors for access (https://github.com/Cysu/noisy_label), {HOW_TO_POINT}"
+        )
+    keys = {part: _keys(folder / files[0]) for part, files in LISTS.items()}
+    labels = {part: _labels(folder / files[1], keys[part]) for part, files in LISTS.items()}
+    images = {part: _decoded(folder, part, keys[part], progress) for part in LISTS}
+    return Dataset(
+        name="clothing1m",
+        train_x=images["train"],
+        train_y=labels["train"],
+        test_x=images["test"],
+        test_y=labels["test"],
+        classes=CLOTHING1M,
+        mean=(0.6959, 0.6537, 0.6371),
+        std=(0.3113, 0.3192, 0.3214),
+        augmentation=Augmentation(size=224, pad=0, resized_crop=True),
+        given={"noisy": labels["train"]},
+        truth_known=False,
+    )
+
+
+def _keys(file: Path) -> list[str]:
+    """The image paths of a key list."""
+    keys = file.read_text().split()
+    if not keys:
+        raise BadInput(f"{file} is empty")
+    return keys
+
+
+def _labels(file: Path, keys: list[str]) -> np.ndarray:
+    """The label of each key, from lines "path label"."""
+    table: dict[str, int] = {}
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        key, _, label = line.strip().rpartition(" ")
+        if not line.strip():
+            continue
+        if not key or not label.isdigit() or int(label) >= len(CLOTHING1M):
+            raise BadInput(f"{file} line {number}: expected a path and a label (0 to {len(CLOTHING1M) - 1})")
+        table[key] = int(label)
+    without = next((key for key in keys if key not in table), None)
+    if without is not None:
+        raise BadInput(f"{file} has no label for {without}")
+    return np.array([table[key] for key in keys], dtype=np.int64)
+
+
+def _decoded(folder: Path, part: str, keys: list[str], progress: Progress | None) -> np.ndarray:
+    """The memory map of a part, made if it is not there; its name tells for which list it was made."""
+    from filelock import FileLock
+
+    mark = hashlib.blake2b("\n".join(keys).encode(), digest_size=4).hexdigest()
+    target = folder / f"{part}_{SIDE}_{mark}.npy"
+    try:
+        if not target.is_file():
+            with FileLock(folder / f".{part}.lock"):
+                if not target.is_file():
+                    _decode(folder, keys, target, progress)
+        return np.load(target, mmap_mode="r")
+    except BadInput:
+        raise
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot write or read {target}: {one_line(error)}") from None
+
+
+def _decode(folder: Path, keys: list[str], target: Path, progress: Progress | None) -> None:
+    """Write all images beside `target`, then rename, so that a kill leaves no half file under its name."""
+    needed, free = len(keys) * 3 * SIDE * SIDE, shutil.disk_usage(folder).free
+    if needed > free:
+        raise BadInput(f"{target} needs {needed / 1e9:.0f} GB, but only {free / 1e9:.0f} GB are free there")
+    partial = target.with_suffix(".part")
+    try:
+        _fill(partial, [folder / key for key in keys], progress)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _fill(target: Path, files: list[Path], progress: Progress | None) -> None:
+    """Decode chunk by chunk into a memory map; no more than a chunk is held in memory."""
+    shape = (len(files), 3, SIDE, SIDE)
+    images = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
+    with ThreadPoolExecutor() as pool:  # Pillow decodes outside of the interpreter lock
+        for start in range(0, len(files), CHUNK):
+            chunk = files[start : start + CHUNK]
+            for row, image in enumerate(pool.map(_resized, chunk), start=start):
+                images[row] = image
+            if progress:
+                progress("decoding clothing1m", start + len(chunk), len(files))
+    images.flush()
+
+
+def _resized(file: Path) -> np.ndarray:
+    return np.asarray(open_image(file, "RGB").resize((SIDE, SIDE))).transpose(2, 0, 1)

@@ -1,0 +1,156 @@
+"""The data sets that torchvision can fetch, or that lie as NAME.npz in the data folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flnl_bench.data import class_maps
+from flnl_bench.data.arrays import as_images, as_labels, read_npz
+from flnl_bench.data.dataset import Augmentation, Dataset
+from flnl_bench.data.root import HOW_TO_POINT, one_line
+from flnl_bench.errors import BadInput, MissingData
+
+PARTS = ("train_x", "train_y", "test_x", "test_y")
+TIMEOUT = 10.0  # seconds without an answer before a download is given up
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is fixed about one of these data sets."""
+
+    torchvision: str  # its class in torchvision.datasets
+    classes: tuple[str, ...]
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: Augmentation
+    asymmetric: np.ndarray
+    superclass: np.ndarray | None = None
+
+
+_NEXT = class_maps.next_class(10)
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        "MNIST", class_maps.DIGITS, 1, (0.1307,), (0.3081,), Augmentation(28, 2, False, colour=False), _NEXT
+    ),
+    "fashion-mnist": Source(
+        "FashionMNIST", class_maps.FASHION, 1, (0.2860,), (0.3530,), Augmentation(28, 2, colour=False), _NEXT
+    ),
+    "svhn": Source(
+        "SVHN",
+        class_maps.DIGITS,
+        3,
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
+        Augmentation(32, flip=False),
+        _NEXT,
+    ),
+    "cifar10": Source(
+        "CIFAR10",
+        class_maps.CIFAR10,
+        3,
+        (0.4914, 0.4822, 0.4465),
+        (0.2023, 0.1994, 0.2010),
+        Augmentation(32),
+        class_maps.CIFAR10_ASYMMETRIC,
+    ),
+    "cifar100": Source(
+        "CIFAR100",
+        class_maps.CIFAR100,
+        3,
+        (0.507, 0.487, 0.441),
+        (0.267, 0.256, 0.276),
+        Augmentation(32, rotation=20.0),
+        class_maps.CIFAR100_ASYMMETRIC,
+        class_maps.CIFAR100_ASYMMETRIC_SUPER,
+    ),
+}
+
+
+def load_download(name: str, root: Path) -> Dataset:
+    """NAME.npz of the data folder, else torchvision's files, else a download."""
+    source = SOURCES[name]
+    file = root / f"{name}.npz"
+    arrays = read_npz(file, PARTS) if file.is_file() else _through_torchvision(name, source.torchvision, root)
+    where = str(file) if file.is_file() else f"torchvision's {name}"
+    train_x, test_x = (as_images(arrays[key], f"{where}: {key}") for key in ("train_x", "test_x"))
+    wanted = (source.channels, source.augmentation.size, source.augmentation.size)
+    for images in (train_x, test_x):
+        if images.shape[1:] != wanted:
+            raise BadInput(f"{where} is not {name}: images must be {wanted}, not {images.shape[1:]}")
+    classes = len(source.classes)
+    return Dataset(
+        name=name,
+        train_x=train_x,
+        train_y=as_labels(arrays["train_y"], len(train_x), f"{where}: train_y", classes),
+        test_x=test_x,
+        test_y=as_labels(arrays["test_y"], len(test_x), f"{where}: test_y", classes),
+        classes=source.classes,
+        mean=source.mean,
+        std=source.std,
+        augmentation=source.augmentation,
+        asymmetric=source.asymmetric,
+        superclass=source.superclass,
+    )
+
+
+def _through_torchvision(name: str, kind: str, root: Path) -> Arrays:
+    """The files that are there and whole, else a download of them."""
+    with _quiet():
+        try:
+            return fetch(kind, root, download=False)
+        except Exception:  # not there, or not whole: torchvision raises many kinds
+            pass
+    print(f"downloading {name} to {root} …", file=sys.stderr, flush=True)
+    try:
+        from filelock import FileLock
+
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{name}.lock"), _quiet(), _timeout(TIMEOUT):
+            return fetch(kind, root, download=True)
+    except Exception as error:
+        raise MissingData(
+            f"data set {name!r} is not on this machine: looked for {name}.npz and torchvision's files in "
+            f"{root}, and the download failed ({one_line(error)}); put {name}.npz there, {HOW_TO_POINT}"
+        ) from None
+
+
+def fetch(kind: str, root: Path, *, download: bool) -> Arrays:
+    """Train and test arrays of a torchvision class, its integrity check included."""
+    import torchvision
+
+    make = getattr(torchvision.datasets, kind)
+    arrays: Arrays = {}
+    for part in ("train", "test"):
+        chosen = {"split": part} if kind == "SVHN" else {"train": part == "train"}
+        table = make(root, download=download, **chosen)
+        arrays[f"{part}_x"] = np.asarray(table.data)
+        arrays[f"{part}_y"] = np.asarray(table.labels if kind == "SVHN" else table.targets, dtype=np.int64)
+    return arrays
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep progress bars and chatter of the library off the user's screen."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """A limit for silent connections: torchvision sets none and would wait for minutes."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,50 @@
+"""What every network is: a backbone that gives features and a linear head that gives logits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, is_grad_enabled, nn
+
+from flnl_bench.cost import Cost
+
+
+class Network(nn.Module):
+    """A feature extractor and a linear head; counts the samples that pass through it."""
+
+    meter: Cost | None = None  # set by the engine; None: do not count
+
+    def __init__(self, backbone: nn.Module, feature_size: int, classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.feature_size = feature_size
+        self.head = nn.Linear(feature_size, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The features [B, D] of images [B, C, H, W]."""
+        self._count(x.shape[0])
+        return self.backbone(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, classes] of images."""
+        return self.head(self.features(x))
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The features and the logits of images, in one pass."""
+        features = self.features(x)
+        return features, self.head(features)
+
+    def _count(self, samples: int) -> None:
+        if self.meter is None:
+            return
+        self.meter.forward += samples
+        if is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            self.meter.backward += samples
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Network:
+        # A copy, say a teacher that a method keeps, goes on counting into the same meter.
+        twin = self.__class__.__new__(self.__class__)
+        memo |= {id(self): twin, id(self.meter): self.meter}
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return twin

@@ -1,0 +1,117 @@
+"""Diagnostics that need the truth: only the recorder sees true labels.
+
+Memorisation is measured on the global model's predictions; the quality of a sieve or of corrected
+labels on what the method reports as its beliefs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flnl_bench.api import Beliefs
+from flnl_bench.scenario import Scenario
+from flnl_bench.streams import stream
+
+PROBED = 1000  # training samples that are looked at each round: a fixed random subset
+
+
+class Probe:
+    """A fixed random subset of the training samples, on which memorisation is watched."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        rows = np.concatenate(scenario.clients)
+        if len(rows) > PROBED:
+            rows = stream(scenario.seed, "probe").choice(rows, PROBED, replace=False)
+        self.rows = np.sort(rows)
+        self.given, self.true = scenario.given[self.rows], scenario.true[self.rows]
+
+    def look(self, predicted: np.ndarray) -> dict[str, float | None]:
+        """Share of wrong labels that are predicted as labelled; accuracy on both kinds of samples."""
+        wrong = self.given != self.true
+        right = predicted == self.true
+        return {
+            "memorised": percent(predicted == self.given, wrong),
+            "accuracy_clean": percent(right, ~wrong),
+            "accuracy_wrong": percent(right, wrong),
+        }
+
+
+def percent(hits: np.ndarray, among: np.ndarray) -> float | None:
+    """Percentage of hits among some samples; None if there are none."""
+    count = int(among.sum())
+    return 100.0 * int((hits & among).sum()) / count if count else None
+
+
+def sieve_scores(judged_clean: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
+    """Precision, recall and F-score of "clean" as the class to be found, between 0 and 1."""
+    hits = int((judged_clean & ~wrong).sum())
+    precision = hits / max(1, int(judged_clean.sum()))
+    recall = hits / max(1, int((~wrong).sum()))
+    f_score = 2 * precision * recall / (precision + recall) if hits else 0.0
+    return {"precision": precision, "recall": recall, "f_score": f_score}
+
+
+def correlation(estimated: np.ndarray, true: np.ndarray) -> float | None:
+    """Pearson's correlation; None where it is not defined."""
+    if len(estimated) < 2 or np.ptp(estimated) == 0 or np.ptp(true) == 0:
+        return None
+    return float(np.corrcoef(estimated, true)[0, 1])
+
+
+def as_array(values: Any) -> np.ndarray:
+    """A tensor or array as an array."""
+    return values.cpu().numpy() if hasattr(values, "cpu") else np.asarray(values)
+
+
+def judge(beliefs: Mapping[int, Beliefs], scenario: Scenario, selected: Sequence[int]) -> dict[str, Any]:
+    """How right the beliefs are: over all clients, and for each client of this round."""
+    report: dict[str, Any] = {}
+    wrong = {k: scenario.given[rows] != scenario.true[rows] for k, rows in enumerate(scenario.clients)}
+    report |= _judge_sieve({k: as_array(b.clean) for k, b in beliefs.items() if b.clean is not None}, wrong, selected)
+    report |= _judge_ratios({k: b.noise_ratio for k, b in beliefs.items() if b.noise_ratio is not None}, wrong)
+    for name, field in (("label", "labels"), ("pseudo_label", "pseudo_labels")):
+        labels = {k: getattr(b, field) for k, b in beliefs.items() if getattr(b, field) is not None}
+        report |= _judge_labels(name, {k: as_array(values) for k, values in labels.items()}, scenario)
+    names = sorted({name for k in selected if k in beliefs for name in beliefs[k].numbers})
+    for name in names:
+        values = [beliefs[k].numbers[name] for k in selected if k in beliefs and name in beliefs[k].numbers]
+        report[name] = float(np.mean(values))
+    return report
+
+
+def _judge_sieve(
+    clean: Mapping[int, np.ndarray], wrong: Mapping[int, np.ndarray], selected: Sequence[int]
+) -> dict[str, Any]:
+    if not clean:
+        return {}
+    everything = sieve_scores(np.concatenate(list(clean.values())), np.concatenate([wrong[k] for k in clean]))
+    per_client = {k: round(sieve_scores(clean[k], wrong[k])["f_score"], 4) for k in selected if k in clean}
+    return {**{f"sieve_{name}": value for name, value in everything.items()}, "client_f_scores": per_client}
+
+
+def _judge_ratios(ratios: Mapping[int, float], wrong: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    if not ratios:
+        return {}
+    estimated = np.array(list(ratios.values()))
+    true = np.array([wrong[k].mean() for k in ratios])
+    return {
+        "noise_ratio_correlation": correlation(estimated, true),
+        "noise_ratio_error": float(np.abs(estimated - true).mean()),
+    }
+
+
+def _judge_labels(name: str, labels: Mapping[int, np.ndarray], scenario: Scenario) -> dict[str, Any]:
+    if not labels:
+        return {}
+    refined = np.concatenate(list(labels.values()))
+    true = np.concatenate([scenario.true[scenario.clients[k]] for k in labels])
+    given = np.concatenate([scenario.given[scenario.clients[k]] for k in labels])
+    has = refined >= 0
+    return {
+        f"{name}_coverage": 100.0 * float(has.mean()),
+        f"{name}_accuracy": percent(refined == true, has),
+        f"{name}_accuracy_wrong": percent(refined == true, has & (given != true)),
+    }

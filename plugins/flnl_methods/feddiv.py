@@ -1,0 +1,298 @@
+"""FedDiv: a mixture over losses, learnt by all clients together, filters every client's labels.
+
+Li, Li, Cheng, Liao, Yu. "FedDiv: Collaborative Noise Filtering for Federated Learning with Noisy
+Labels". AAAI 2024. Each client fits the filter to its losses by a few EM steps, the server averages
+the filters. Confident samples that the filter calls noisy take the global model's label, and a
+sampler keeps the samples on which the global and the de-biased local prediction agree.
+
+Symbols: W filter, γ clean posterior, δ_k noise ratio of client k, ŷ label of the global model,
+ỹ de-biased label of the local model, p_k class prior of the local model, v_k visits, D̂_k the samples
+that are trained on.
+
+Paper and released code differ. From the code: the bounded loss and its min-max scaling, ỹ cached at
+the client's last visit, the gates on v_k and on δ_k > 0.2, three EM steps, no training where
+|D̂_k| ≤ B. From the paper: ζ, ξ, m, the update of p_k over all samples, relabelling afresh each round,
+variances averaged with weights g and not g².
+Unconfirmed: the start of the filter (the paper gives none, the code's is random; here it is fixed).
+Unconfirmed: the warm-up's share of the rounds and ζ, ξ, m in the comparison of the FedGR paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update
+from flnl_bench.numerics import bounded_cross_entropy, mixed, uniform_penalty, with_mixup
+
+Filter = np.ndarray  # W as float64 [3, 2]: means, variances, shares; the clean component first
+
+FIXED_START: Filter = np.array([[0.25, 0.75], [0.05, 0.05], [0.5, 0.5]])
+LEAST_VARIANCE = 1e-6
+
+
+class FedDiv(Method):
+    """Filter, relabel, sample by consistency."""
+
+    name = "feddiv"
+    reference = "Li et al., FedDiv: Collaborative Noise Filtering for F-LNL, AAAI 2024"
+    variants = {
+        "release-filter": {"filter_mode": "release"},
+        "persistent": {"persist_relabels": True},
+    }
+
+    warmup_share: float = 0.1  # T'_wu as a share of all rounds; at least three rounds
+    confidence: float = 0.75  # ζ, from which the global model may relabel
+    debias: float = 0.5  # ξ, how much of log p_k is taken off the logits
+    momentum: float = 0.2  # m, what p_k keeps at a visit
+    clean_client: float = 0.1  # δ_k up to which a client is treated as clean
+    relabel_gate: float = 0.2  # δ_k above which relabelled samples are trained on
+    visits_share: float = 0.053  # v_min as a share of the expected visits ω·R; at least one visit
+    em_steps: int = 3
+    eta: float | None = None  # η, weight of the regulariser; None: 1, and 0 for IID partitions
+    mixup: float = 1.0  # both parameters of MixUp's Beta distribution
+    least_samples: int | None = None  # D̂_k is trained on if larger than this or B; None: larger than B
+    prior_floor: float = 1e-8  # p_k is not taken smaller in its logarithm
+    # The released code starts at random and weighs variances with g²: its first splits are chance.
+    filter_mode: Literal["fixed", "release"] = "fixed"
+    # In the released code new labels overwrite the given ones for good, in the filter's losses too.
+    persist_relabels: bool = False
+
+    # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T'_wu, the rounds of FedAvg with MixUp on all given labels."""
+        return max(3, round(self.warmup_share * terms.rounds))
+
+    def least_visits(self, terms: Terms) -> int:
+        """v_min, the visits after which a client samples by consistency."""
+        return max(1, round(self.visits_share * terms.fraction * terms.rounds))
+
+    def regularisation(self, client: Client) -> float:
+        """η in this round."""
+        if client.round < self.warmup(client.terms):
+            return 0.0
+        return float(not client.terms.iid) if self.eta is None else self.eta
+
+    # -- a round on the server ---------------------------------------------------------------------
+    def server_state(self, server: Server) -> State:
+        """The filter, and the newest one of every client that was seen."""
+        random = self.filter_mode == "release"
+        start = random_start(server.stream("filter")) if random else FIXED_START.copy()
+        return {"filter": start, "filters": {}}
+
+    def inbox(self, server: Server, client_id: int) -> Mapping[str, Any]:
+        """W; nothing in the warm-up."""
+        return {} if server.round < self.warmup(server.terms) else {"filter": server.state["filter"]}
+
+    def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
+        """FedAvg with the full n_k, then the average of the filters."""
+        updates = federation.train(self.sample(server))
+        server.weights = self.aggregate(server, updates)
+        if server.round < self.warmup(server.terms):
+            return {}
+        self.merge_filters(server, updates)
+        (clean_mean, noisy_mean), _, (clean_share, _) = server.state["filter"].tolist()
+        return {
+            "filter_clean_mean": clean_mean,
+            "filter_noisy_mean": noisy_mean,
+            "filter_clean_share": clean_share,
+        }
+
+    def merge_filters(self, server: Server, updates: Sequence[Update]) -> None:
+        """Cache the W_k of the round; W becomes the average over the clients seen so far."""
+        cache = server.state["filters"]
+        cache.update({update.client: ordered(update.message["filter"]) for update in updates})
+        seen = sorted(cache)
+        power = 2 if self.filter_mode == "release" else 1
+        server.state["filter"] = average_filters([cache[k] for k in seen], [server.sizes[k] for k in seen], power)
+
+    # -- a round on a client -----------------------------------------------------------------------
+    def client_state(self, client: Client) -> State:
+        """Class prior, cached de-biased labels (-1: none yet), visits, labels."""
+        classes = client.terms.classes
+        return {
+            "prior": torch.full((classes,), 1 / classes, device=client.y.device),  # p_k
+            "debiased": torch.full_like(client.y, -1),  # ỹ
+            "visits": 0,  # v_k, without the warm-up
+            "labels": client.y.clone(),  # given, or replaced with persist_relabels
+        }
+
+    def on_receive(self, model: nn.Module, client: Client) -> None:
+        """Split, relabel and sample: D̂_k and its labels."""
+        state = client.state
+        if client.round < self.warmup(client.terms):
+            state.update(targets=state["labels"], skipped=0.0)
+            return
+        received, labels, device = client.received, state["labels"], client.y.device
+
+        def look(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            probabilities = received(batch.x).softmax(1)
+            return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
+
+        losses, top, guess = client.map(look)  # guess: ŷ
+        posterior = clean_posterior(scaled(losses), client.inbox["filter"])  # γ
+        clean = torch.from_numpy(posterior > 0.5).to(device)
+        ratio = int((~clean).sum()) / client.size  # δ_k
+        relabelled = ~clean & (top >= self.confidence)
+        agree = (state["debiased"] == guess) | (state["debiased"] < 0)
+        chosen = self.choose(clean, relabelled, agree, ratio, state["visits"] >= self.least_visits(client.terms))
+        skipped = int(chosen.sum()) <= self.too_few(client.terms)
+        refined = labels if ratio <= self.clean_client else torch.where(relabelled, guess, labels)
+        state.update(
+            targets=torch.where(chosen & (not skipped), refined, -1),
+            skipped=float(skipped),
+            judged={
+                "clean": clean,
+                "clean_probability": torch.from_numpy(posterior).float(),
+                "noise_ratio": ratio,
+                "pseudo": torch.where(relabelled, guess, -1),
+            },
+        )
+        if self.persist_relabels:
+            state["labels"] = torch.where(agree, refined, labels)
+
+    def choose(self, clean: Tensor, relabelled: Tensor, agree: Tensor, ratio: float, sampling: bool) -> Tensor:
+        """D̂_k as a mask [n]; `agree` is ŷ = ỹ, `sampling` is v_k ≥ v_min."""
+        if ratio <= self.clean_client:
+            return torch.ones_like(clean)
+        if not sampling:
+            return clean
+        return agree & (clean | relabelled if ratio > self.relabel_gate else clean)
+
+    def too_few(self, terms: Terms) -> int:
+        """The size of D̂_k up to which there is no training."""
+        return terms.batch_size if self.least_samples is None else min(self.least_samples, terms.batch_size)
+
+    def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
+        """E epochs over D̂_k with the draws of MixUp; none where D̂_k is too small."""
+        rows = (client.state["targets"] >= 0).nonzero()[:, 0].cpu().numpy()
+        if len(rows):
+            yield with_mixup(client.steps(rows), client.rng, self.mixup)
+
+    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
+        """Cross-entropy of MixUp + η·L_reg, which all examples share."""
+        lam, order = batch.note["lam"], batch.note["order"]
+        y = client.state["targets"][batch.index]
+        logits = model(mixed(batch.x, lam, order))
+        total = mixup_cross_entropy(logits, y, y[order], lam)
+        eta = self.regularisation(client)
+        return total + eta * uniform_penalty(logits) if eta else total
+
+    def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
+        """W_k from the losses of the trained model; its logits give the new ỹ and p_k."""
+        if client.round < self.warmup(client.terms):
+            return {}
+        state, start = client.state, client.inbox["filter"]
+        labels = state["labels"]
+
+        def look(batch: Batch) -> tuple[Tensor, Tensor]:
+            logits = model(batch.x)
+            return logits, bounded_cross_entropy(logits.softmax(1), labels[batch.index])
+
+        logits, losses = client.map(look)
+        self.update_bias(logits, state)
+        state["visits"] += 1
+        return {"filter": fit_filter(scaled(losses), start, self.em_steps)}
+
+    def update_bias(self, logits: Tensor, state: State) -> None:
+        """ỹ under the old p_k; then p_k ← m·p_k + (1 − m)·mean prediction."""
+        state["debiased"] = debiased(logits, state["prior"], self.debias, self.prior_floor).argmax(1)
+        state["prior"] = self.momentum * state["prior"] + (1 - self.momentum) * logits.softmax(1).mean(0)
+
+    def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
+        """The filter's split; on a client that is treated as clean every label counts as clean."""
+        numbers = {"skipped": state["skipped"]}
+        judged = state.get("judged")
+        if judged is None:
+            return Beliefs(labels=state["targets"], numbers=numbers)
+        trusted = judged["noise_ratio"] <= self.clean_client
+        return Beliefs(
+            clean=judged["clean"] | trusted,
+            clean_probability=judged["clean_probability"],
+            noise_ratio=judged["noise_ratio"],
+            labels=state["targets"],
+            pseudo_labels=judged["pseudo"],
+            numbers={**numbers, "treated_as_clean": float(trusted)},
+        )
+
+
+# -- losses ------------------------------------------------------------------------------------------
+def mixup_cross_entropy(logits: Tensor, y_a: Tensor, y_b: Tensor, lam: float) -> Tensor:
+    """λ·CE(z, y_a) + (1 − λ)·CE(z, y_b) per example."""
+    first, second = (F.cross_entropy(logits, y, reduction="none") for y in (y_a, y_b))
+    return lam * first + (1 - lam) * second
+
+
+def debiased(logits: Tensor, prior: Tensor, xi: float, floor: float = 1e-8) -> Tensor:
+    """f − ξ·log p_k."""
+    return logits - xi * prior.clamp_min(floor).log()
+
+
+# -- the filter --------------------------------------------------------------------------------------
+def scaled(losses: Tensor) -> np.ndarray | None:
+    """A client's losses between 0 and 1; None where they are all equal and say nothing."""
+    x = losses.cpu().numpy().astype(np.float64)
+    low, span = x.min(), np.ptp(x)
+    return (x - low) / span if span > 1e-6 else None  # false for NaN too
+
+
+def responsibilities(x: np.ndarray, filter: Filter) -> np.ndarray:
+    """Posterior of both components [n, 2], in log space: variances may be tiny."""
+    means, variances, shares = filter
+    log = np.log(shares) - 0.5 * (np.log(variances) + (x[:, None] - means) ** 2 / variances)
+    weights = np.exp(log - log.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def clean_posterior(x: np.ndarray | None, filter: Filter, size: int = 0) -> np.ndarray:
+    """γ, the posterior of the component with the smaller mean."""
+    if x is None:
+        return np.ones(size)
+    return responsibilities(x, filter)[:, filter[0].argmin()]
+
+
+def maximise(x: np.ndarray, r: np.ndarray, filter: Filter) -> Filter:
+    """The M-step; a component without responsibility keeps its place and a share of 10⁻³."""
+    mass = r.sum(0)
+    empty = mass < 1e-8
+    total = np.where(empty, 1.0, mass)
+    means = np.where(empty, filter[0], x @ r / total)
+    spread = (r * (x[:, None] - means) ** 2).sum(0) / total + LEAST_VARIANCE
+    shares = np.where(empty, 1e-3, mass / len(x))
+    return np.stack([means, np.where(empty, filter[1], spread), shares / shares.sum()])
+
+
+def fit_filter(x: np.ndarray | None, filter: Filter, steps: int) -> Filter:
+    """W_k: some EM steps from W, never from scratch, so that the components keep their order."""
+    if x is None:
+        return filter
+    for _ in range(steps):
+        filter = maximise(x, responsibilities(x, filter), filter)
+    return ordered(filter)
+
+
+def ordered(filter: Filter) -> Filter:
+    """The component with the smaller mean first: filters in another order cannot be averaged."""
+    return filter[:, np.argsort(filter[0], kind="stable")]
+
+
+def average_filters(filters: Sequence[Filter], sizes: Sequence[int], power: int = 1) -> Filter:
+    """Σ g_k·W_k with g_k = n_k / Σn; the variances with g_k to the given power."""
+    g = np.array(sizes, dtype=np.float64) / sum(sizes)
+    stack = np.stack(filters)  # [k, 3, 2]
+    means, _, shares = np.tensordot(g, stack, 1)
+    variances = np.tensordot(g**power, stack[:, 1], 1)
+    return np.stack([means, np.maximum(variances, LEAST_VARIANCE), shares])
+
+
+def random_start(rng: np.random.Generator) -> Filter:
+    """The released code's start: random responsibilities for 1000 points of two blobs."""
+    x = np.repeat(rng.uniform(-10, 10, 2), 500) + rng.normal(size=1000)
+    x = (x - x.min()) / np.ptp(x)
+    r = rng.random((1000, 2))
+    return ordered(maximise(x, r / r.sum(1, keepdims=True), FIXED_START))

@@ -1,0 +1,264 @@
+"""FedGR: the global model sieves and refines labels, revises local teachers and anchors features.
+
+"Learning Locally, Revising Globally: Global Reviser for Federated Learning with Noisy Labels".
+ICML 2026. The global model memorises wrong labels slowly, so its losses tell clean from noisy
+samples, its confident predictions replace wrong labels, and it corrects each client's EMA teacher.
+
+Symbols: t round, α warm-up rounds, ŷ given label, q clean posterior, r_k noise ratio of client k,
+x^w / x^s weakly / strongly augmented image, w_g global model, f features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Federation,
+    Method,
+    Server,
+    State,
+    Terms,
+    Update,
+    copy_weights,
+    mix_into,
+    network_weights,
+)
+from flnl_bench.numerics import kl_divergence, loss_mixture, soft_cross_entropy
+
+
+class FedGR(Method):
+    """Sieve, refine, revise, regularise."""
+
+    name = "fedgr"
+    reference = "Learning Locally, Revising Globally: Global Reviser for F-LNL, ICML 2026"
+    variants = {
+        "no-sieve": {"sieve": "local"},
+        "no-refine": {"refine": False},
+        "no-repreg": {"lambda_r": 0.0},
+        "no-ema": {"lambda_b": 0.0},
+        "no-weak": {"weak_aug": False},
+        "no-strong": {"strong_aug": False},
+        "online-ema": {"teacher": "online"},
+        "replacement": {"warmup_sampling": "with"},
+    }
+
+    warmup_share: float = 0.2  # α as a share of all rounds; at least one visit of every client
+    lambda_b: float = 1.0  # λ_B, weight of distillation from the EMA teacher
+    lambda_r: float = 0.1  # λ_R, weight of the representation regulariser
+    gamma_g: float = 0.9  # γ_g, what the teacher keeps when it is revised by the global model
+    gamma_l: float = 0.99  # γ_l, what the teacher keeps at every local step
+    temperature: float = 0.5  # τ
+    confidence: float = 0.9  # ε, from which a prediction becomes a pseudo label
+    noisy_client: float = 0.8  # β, noise ratio from which a client's own labels are not used
+    coverage: float = 0.5  # μ, share of usable samples below which a noisy client's teacher is replaced
+    sieve: Literal["federated", "local"] = "federated"
+    refine: bool = True
+    weak_aug: bool = True
+    strong_aug: bool = True
+    teacher: Literal["revised", "online"] = "revised"
+    warmup_sampling: Literal["without", "with"] = "without"  # replacement
+    # The paper's equation keeps pseudo labels only; its authors' code also keeps labels judged clean.
+    high_noise_labels: Literal["pseudo", "pseudo+clean"] = "pseudo"
+
+    # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """α, the number of warm-up rounds."""
+        return max(round(self.warmup_share * terms.rounds), math.ceil(terms.clients / terms.sampled))
+
+    def sample(self, server: Server) -> list[int]:
+        """In the warm-up a shuffled list of all clients, walked in slices; then uniform draws."""
+        t, terms = server.round, server.terms
+        if t >= self.warmup(terms) or self.warmup_sampling == "with":
+            return super().sample(server)
+        slices = math.ceil(terms.clients / terms.sampled)
+        order = server.stream("warm-up", t // slices).permutation(terms.clients)
+        first = t % slices * terms.sampled
+        return [int(k) for k in order[first : first + terms.sampled]]
+
+    def views(self) -> tuple[str, ...]:
+        """x^s, and x^w if the teacher looks at every batch anew."""
+        strong = "strong" if self.strong_aug else "plain"
+        return (strong, self._weak) if self.teacher == "online" else (strong,)
+
+    @property
+    def _weak(self) -> str:
+        return "weak" if self.weak_aug else "plain"
+
+    # -- a round on the server ---------------------------------------------------------------------
+    def server_state(self, server: Server) -> State:
+        """The newest mean losses, clean posteriors and noise ratios, by client."""
+        return {"losses": {}, "clean_probability": {}, "noise_ratio": {}}
+
+    def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
+        """FedAvg, then one mixture over the losses of the round's clients."""
+        updates = federation.train(self.sample(server))
+        server.weights = self.aggregate(server, updates)
+        if self.sieve == "federated":
+            self.sieve_round(server, updates)
+        return {}
+
+    def sieve_round(self, server: Server, updates: Sequence[Update]) -> None:
+        """Federated sieving: q of every sample of the round and r_k of every client."""
+        losses = [update.message["losses"] for update in updates]
+        posterior = clean_posterior(torch.cat(losses))
+        for update, loss, q in zip(updates, losses, posterior.split([len(x) for x in losses]), strict=True):
+            server.state["losses"][update.client] = loss
+            server.state["clean_probability"][update.client] = q
+            server.state["noise_ratio"][update.client] = noise_ratio(q)
+
+    def inbox(self, server: Server, client_id: int) -> Mapping[str, Any]:
+        """What the server knows of the client's own samples; nothing before its first visit."""
+        q = server.state["clean_probability"].get(client_id)
+        if q is None:
+            return {}
+        ratio = server.state["noise_ratio"][client_id]
+        return {"clean_probability": q, "clean": q >= 0.5, "noise_ratio": ratio}
+
+    # -- a round on a client -----------------------------------------------------------------------
+    def client_state(self, client: Client) -> State:
+        """Running mean of the losses, pseudo labels found so far, teacher weights."""
+        return {
+            "visits": 0,  # T_k
+            "mean_loss": torch.zeros(client.size, device=client.y.device),
+            "pseudo": torch.full_like(client.y, -1),
+            "teacher": {},
+        }
+
+    def on_receive(self, model: nn.Module, client: Client) -> None:
+        """One look at the own data with the global model, then refine labels and revise the teacher."""
+        received, state, scratch = client.received, client.state, client.scratch
+
+        def look(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            plain, weak = batch.views
+            return (F.cross_entropy(received(plain), batch.y, reduction="none"), *received.both(weak))
+
+        loss, features, logits = client.map(look, views=("plain", self._weak))
+        if self.sieve == "federated":
+            self._remember(loss, state)
+        judged = client.inbox or state.get("judged")
+        revising = client.round >= self.warmup(client.terms)
+        q, clean, ratio = read_judgement(judged, client.y)
+        if revising and self.refine:
+            state["pseudo"] = newest_pseudo_labels(logits, self.confidence, state["pseudo"])
+        target = F.one_hot(client.y, client.terms.classes).float()
+        if revising:
+            target = self.refine_labels(target, q, clean, ratio, state["pseudo"])
+        self.revise_teacher(client, clean, ratio, revising)
+        teacher = client.bind(state["teacher"])
+        scratch.update(live=network_weights(model), features=features, target=target, teacher=teacher)
+        if self.lambda_b and self.teacher == "revised":
+            scratch["logits"] = client.map(lambda batch: teacher(batch.x), views=(self._weak,))
+        state["labels"] = torch.where(target.sum(1) > 0, target.argmax(1), -1)
+
+    def _remember(self, loss: Tensor, state: State) -> None:
+        """The running mean ℓ̄ over the visits of this client."""
+        state["visits"] += 1
+        state["mean_loss"] = state["mean_loss"] + (loss - state["mean_loss"]) / state["visits"]
+
+    def refine_labels(self, given: Tensor, q: Tensor, clean: Tensor, ratio: float, pseudo: Tensor) -> Tensor:
+        """Label refining: soft targets [n, C]; a row of zeros has no label and no loss."""
+        trusted = clean.float().unsqueeze(1)  # [n, 1]
+        if not self.refine:
+            return trusted * given
+        guess = one_hot_or_zero(pseudo, given.shape[1])
+        if ratio >= self.noisy_client:
+            keep = trusted if self.high_noise_labels == "pseudo+clean" else torch.zeros_like(trusted)
+            return keep * given + (1 - keep) * guess
+        share = torch.where(clean, 1.0, q).unsqueeze(1)
+        return share * given + (1 - share) * guess
+
+    def revise_teacher(self, client: Client, clean: Tensor, ratio: float, revising: bool) -> None:
+        """w_ema ← γ_g·w_ema + (1 − γ_g)·w_g; w_g whole where the teacher cannot be trusted."""
+        state, w_g = client.state, network_weights(client.received)
+        usable = (clean | (state["pseudo"] >= 0)).float().mean().item()  # |D^r_k| / n_k
+        astray = ratio >= self.noisy_client and usable < self.coverage
+        replace = not revising or not state["teacher"] or astray
+        if replace:
+            state["teacher"] = copy_weights(w_g)
+        else:
+            mix_into(state["teacher"], w_g, self.gamma_g)
+        state["replaced"] = float(replace)
+
+    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
+        """L^SR + λ_B·B + λ_R·R."""
+        scratch = client.scratch
+        features, logits = model.both(batch.x)
+        total = soft_cross_entropy(logits, scratch["target"][batch.index])
+        if self.lambda_b and client.round >= self.warmup(client.terms):
+            guide = self._teacher_logits(batch, scratch)
+            total = total + self.lambda_b * kl_divergence(guide, logits, self.temperature)
+        if self.lambda_r:
+            anchor = scratch["features"][batch.index]
+            total = total + self.lambda_r * kl_divergence(anchor, features, self.temperature)
+        return total
+
+    def _teacher_logits(self, batch: Batch, scratch: Mapping[str, Any]) -> Tensor:
+        if self.teacher == "revised":
+            return scratch["logits"][batch.index]
+        with torch.no_grad():
+            return scratch["teacher"](batch.views[1])
+
+    def on_step(self, model: nn.Module, client: Client) -> None:
+        """The EMA of the local model."""
+        mix_into(client.state["teacher"], client.scratch["live"], self.gamma_l)
+
+    def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
+        """Ids and mean losses; nothing where the client sieves alone."""
+        state = client.state
+        if self.sieve == "federated":
+            return {"ids": torch.arange(client.size, dtype=torch.int32), "losses": state["mean_loss"]}
+        self._remember(client.map(lambda b: F.cross_entropy(model(b.x), b.y, reduction="none")), state)
+        q = clean_posterior(state["mean_loss"].cpu())
+        state["judged"] = {"clean_probability": q, "clean": q >= 0.5, "noise_ratio": noise_ratio(q)}
+        return {}
+
+    def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
+        """What server and client think of the client's labels."""
+        judged = self.inbox(server, client_id) or state.get("judged", {})
+        return Beliefs(
+            clean=judged.get("clean"),
+            clean_probability=judged.get("clean_probability"),
+            noise_ratio=judged.get("noise_ratio"),
+            labels=state["labels"],
+            pseudo_labels=state["pseudo"],
+            numbers={"teacher_replaced": state["replaced"]},
+        )
+
+
+def clean_posterior(losses: Tensor) -> Tensor:
+    """q: posterior of the low-loss component; all clean where no two components can be told apart."""
+    fit = loss_mixture(losses.numpy(), max_iter=50, tol=1e-2, reg_covar=5e-4)
+    return torch.ones(len(losses)) if fit is None else torch.from_numpy(fit.clean_probability).float()
+
+
+def noise_ratio(q: Tensor) -> float:
+    """r_k, the share judged noisy."""
+    return float(np.mean(q.numpy() < 0.5))
+
+
+def read_judgement(judged: Mapping[str, Any] | None, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """q, clean flags and r_k; all clean before the first judgement."""
+    if not judged:
+        return torch.ones(len(y), device=y.device), torch.ones_like(y, dtype=torch.bool), 0.0
+    return judged["clean_probability"], judged["clean"], judged["noise_ratio"]
+
+
+def newest_pseudo_labels(logits: Tensor, confidence: float, store: Tensor) -> Tensor:
+    """Confident predictions replace what the store has; the rest of it stays."""
+    top, guess = logits.softmax(1).max(1)
+    return torch.where(top > confidence, guess, store)
+
+
+def one_hot_or_zero(labels: Tensor, classes: int) -> Tensor:
+    """One-hot rows; zeros for the label -1."""
+    return F.one_hot(labels + 1, classes + 1)[:, 1:].float()

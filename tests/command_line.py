@@ -1,0 +1,78 @@
+"""Calls of the command line in this process, for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from flnl_bench.cli import main
+from flnl_bench.registry import default_registry
+from flnl_bench.runner import Run
+
+TINY = ["--rounds", "3", "--clients", "4", "--epochs", "1", "--samples", "200", "--fraction", "0.5"]
+
+if not default_registry().methods:  # a source tree that is not installed has no entry points
+    import flnl_methods
+
+    for cls in flnl_methods.flnl_register_methods():
+        default_registry().add("methods", cls)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    errors: list[str]  # the lines of stderr
+
+    @property
+    def json(self):
+        """The one JSON document on stdout."""
+        assert self.code == 0, self.errors
+        return json.loads(self.out)
+
+
+def flnl(*arguments) -> Done:
+    """`flnl-bench ARGUMENTS`."""
+    out, errors, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+    assert isinstance(code, int)
+    return Done(code, out.getvalue(), errors.getvalue().splitlines())
+
+
+def tiny(out, *more, method="fedavg", setting="sym-1.0") -> list:
+    """The arguments of a run of less than a second."""
+    return ["run", "--method", method, "--setting", setting, *TINY, "--out", out, *more]
+
+
+def rounds_of(run_dir) -> list[dict]:
+    """The lines of rounds.jsonl without the times."""
+    rows = [json.loads(line) for line in (Path(run_dir) / "rounds.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["seconds"]
+    return rows
+
+
+def interrupted(number, *arguments, monkeypatch) -> Done:
+    """The same, but stopped as by Ctrl-C when a round is finished."""
+    play = Run.play
+
+    def stopping(self, *, fresh, progress):
+        def watch(row):
+            progress(row)
+            if row["round"] + 1 == number:
+                raise KeyboardInterrupt
+
+        return play(self, fresh=fresh, progress=watch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "play", stopping)
+        return flnl(*arguments)

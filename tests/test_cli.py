@@ -1,0 +1,264 @@
+"""The commands as a user types them, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import flnl, interrupted, rounds_of, tiny
+
+from flnl_bench import cli
+from flnl_bench.cli.console import amount, duration
+from flnl_bench.cli.curve import plot, squeeze
+
+HERE = Path(__file__).parent
+KEYS = [
+    "method",
+    "dataset",
+    "partition",
+    "setting",
+    "preset",
+    "seed",
+    "rounds",
+    "last10",
+    "best",
+    "run_dir",
+    "scenario",
+]
+COSTS = ["best_round", "bytes_down", "bytes_up", "forward", "backward", "seconds", "resumed"]
+
+
+# -- run ---------------------------------------------------------------------------------------------
+def test_json_is_one_object_with_the_promised_keys(tmp_path):
+    done = flnl(*tiny(tmp_path, "--json"))
+    assert done.code == 0
+    outcome = json.loads(done.out)
+    assert set(KEYS + COSTS) == set(outcome)
+    assert outcome["rounds"] == 3
+    assert outcome["resumed"] == 0
+    accuracies = [row["accuracy"] for row in rounds_of(outcome["run_dir"])]
+    assert outcome["best"] == max(accuracies)
+    assert outcome["last10"] == pytest.approx(statistics.fmean(accuracies))
+
+
+def test_two_folders_get_the_same_rounds(tmp_path):
+    first, second = (flnl(*tiny(tmp_path / name, "--json")).json for name in "ab")
+    assert rounds_of(first["run_dir"]) == rounds_of(second["run_dir"])
+    assert first["scenario"] == second["scenario"]
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_ends_with_the_same_numbers(tmp_path, monkeypatch):
+    whole = flnl(*tiny(tmp_path / "whole", "--json")).json
+    broken = interrupted(2, *tiny(tmp_path / "broken"), monkeypatch=monkeypatch)
+    assert broken.code == 130
+    assert broken.errors[-1] == (
+        "flnl-bench: interrupted after round 2 of 3; the same command goes on from there"
+    )
+    resumed = flnl(*tiny(tmp_path / "broken", "--json"))
+    assert "flnl-bench: resuming after round 2 of 3" in resumed.errors
+    assert resumed.json["resumed"] == 1
+    assert rounds_of(resumed.json["run_dir"]) == rounds_of(whole["run_dir"])
+
+
+def test_a_torn_line_of_rounds_is_repaired_on_resume(tmp_path, monkeypatch):
+    whole = flnl(*tiny(tmp_path / "whole", "--json")).json
+    interrupted(2, *tiny(tmp_path / "torn"), monkeypatch=monkeypatch)
+    (file,) = (tmp_path / "torn").rglob("rounds.jsonl")
+    file.write_text(file.read_text()[:-40])
+    resumed = flnl(*tiny(tmp_path / "torn", "--json")).json
+    assert rounds_of(resumed["run_dir"]) == rounds_of(whole["run_dir"])
+
+
+def test_a_finished_run_is_found_and_only_fresh_runs_it_again(tmp_path):
+    first = flnl(*tiny(tmp_path, "--json")).json
+    again = flnl(*tiny(tmp_path, "--json"))
+    assert any("found finished" in line and "--fresh" in line for line in again.errors)
+    assert again.json == first
+    fresh = flnl(*tiny(tmp_path, "--json", "--fresh"))
+    assert not any("found finished" in line for line in fresh.errors)
+    assert fresh.json["seconds"] != first["seconds"]
+
+
+def test_several_seeds_give_mean_and_sample_deviation(tmp_path):
+    together = flnl(*tiny(tmp_path, "--seeds", "1,13", "--json")).json
+    assert together["seeds"] == [1, 13]
+    values = [run["last10"] for run in together["runs"]]
+    assert together["last10"] == pytest.approx(statistics.fmean(values))
+    assert together["last10_std"] == pytest.approx(statistics.stdev(values))
+    assert len({run["scenario"] for run in together["runs"]}) == 2
+    table = flnl(*tiny(tmp_path, "--seeds", "1,13")).out
+    assert "mean ± std" in table
+
+
+def test_the_summary_names_scenario_results_costs_and_files(tmp_path):
+    done = flnl(*tiny(tmp_path))
+    for word in ("4 clients", "fingerprint", "last-10", "best", "memorised", "cost", "flnl-bench show"):
+        assert word in done.out
+    assert any("--preset paper --dataset cifar10" in line for line in done.errors)
+
+
+def test_without_a_terminal_progress_is_plain_lines(tmp_path):
+    errors = flnl(*tiny(tmp_path, "--dataset", "digits")).errors
+    assert len(errors) == 3
+    assert errors[0].startswith("flnl-bench: fedavg s1: round 1/3, accuracy ")
+
+
+def test_set_changes_a_hyperparameter(tmp_path):
+    outcome = flnl(*tiny(tmp_path, "--set", "mu=0.5", "--json", method="fedprox")).json
+    assert flnl("show", outcome["run_dir"], "--json").json["config"]["hyperparameters"] == {"mu": 0.5}
+
+
+def test_sigterm_leaves_a_resumable_run(tmp_path):
+    code = "import command_line; from flnl_bench.cli import main; main()"
+    arguments = ["run", "--method", "fedavg", "--setting", "clean", "--rounds", "500", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], cwd=HERE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not list(tmp_path.rglob("state.json")) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].endswith("the same command goes on from there")
+    assert "Traceback" not in errors
+
+
+# -- scenario ----------------------------------------------------------------------------------------
+def test_an_exported_scenario_runs_like_the_generated_one(tmp_path):
+    generated = flnl(*tiny(tmp_path / "a", "--partition", "dir-1.0", "--json")).json
+    file = tmp_path / "sym-1.0"
+    asked = ["--setting", "sym-1.0", "--partition", "dir-1.0", "--clients", 4, "--samples", 200]
+    exported = flnl("scenario", "export", *asked, "-o", file)
+    assert exported.out.splitlines() == [
+        f"{file}.npz",
+        f"{file}.json",
+        f"fingerprint {generated['scenario']}",
+    ]
+    protocol = ["--rounds", 3, "--epochs", 1, "--fraction", 0.5]
+    imported = flnl(
+        "run", "--method", "fedavg", "--scenario", file, *protocol, "--out", tmp_path / "b", "--json"
+    ).json
+    assert rounds_of(imported["run_dir"]) == rounds_of(generated["run_dir"])
+    assert imported["setting"] == "sym-1.0"
+    shown = flnl("scenario", "show", "--scenario", f"{file}.npz", "--json").json
+    assert shown["fingerprint"] == generated["scenario"]
+
+
+def test_scenario_show_prints_every_client():
+    shown = flnl("scenario", "show", "--setting", "mixed-0.5", "--clients", 100)
+    lines = shown.out.splitlines()
+    assert len(lines) == 103  # a title, a header, the clients, the whole
+    assert lines[-2].split()[0] == "99"
+    assert "100 clients (50 noisy)" in lines[-1]
+    assert "fingerprint" in lines[-1]
+    assert len(flnl("scenario", "show", "--setting", "clean", "--json").json["per_client"]) == 20
+
+
+# -- list and show -----------------------------------------------------------------------------------
+def test_list_shows_every_kind():
+    names = {kind: [row["name"] for row in rows] for kind, rows in flnl("list", "--json").json.items()}
+    assert list(names) == ["methods", "datasets", "settings", "partitions", "models", "presets", "plugins"]
+    assert {"fedavg", "fedprox"} <= set(names["methods"])
+    assert {"quick", "paper"} == set(names["presets"])
+    text = flnl("list").out
+    for rows in names.values():
+        for name in rows:
+            assert name in text
+
+
+def test_list_methods_tells_hyperparameters_and_variants():
+    methods = {row["name"]: row for row in flnl("list", "methods", "--json").json["methods"]}
+    assert methods["fedprox"]["hyperparameters"] == {"mu": {"type": "float", "default": 1.0}}
+    assert methods["fedavg"]["variants"] == {"fedavg/strong": {"view": "strong"}}
+
+
+def test_presets_are_listed_with_the_protocol_of_each_dataset():
+    presets = {row["name"]: row for row in flnl("list", "presets", "--json").json["presets"]}
+    assert presets["paper"]["protocols"]["cifar10"]["clients"] == 100
+
+
+def test_show_finds_a_run_by_path_file_and_hash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir = flnl(*tiny("results/runs", "--json")).json["run_dir"]
+    texts = {flnl("show", name).out for name in (run_dir, f"{run_dir}/run.json", run_dir[-8:])}
+    (text,) = texts
+    for word in (
+        "done, 3 rounds",
+        "model=tiny-cnn",
+        "test accuracy",
+        "last-10",
+        "memorised",
+        "cost",
+        "torch",
+    ):
+        assert word in text
+    record = flnl("show", run_dir, "--json").json
+    assert [row["round"] for row in record["rounds"]] == [0, 1, 2]
+
+
+def test_show_of_an_interrupted_run_says_how_far_it_came(tmp_path, monkeypatch):
+    interrupted(1, *tiny(tmp_path), monkeypatch=monkeypatch)
+    (file,) = tmp_path.rglob("run.json")
+    assert "interrupted, 1 of 3 rounds" in flnl("show", file).out
+
+
+# -- the border --------------------------------------------------------------------------------------
+def test_version():
+    import flnl_bench
+
+    assert flnl("--version").out == f"flnl-bench {flnl_bench.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], *(["list", kind] for kind in ("datasets", "settings", "partitions", "models", "presets"))],
+)
+def test_names_are_told_without_heavy_imports(arguments):
+    code = (
+        "import sys; from flnl_bench.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(sorted({'torch', 'pandas', 'sklearn'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]\n"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    code = "from flnl_bench.cli import main; main(['list', 'datasets', '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.stderr == ""
+
+
+def test_the_handler_of_sigterm_is_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# -- text --------------------------------------------------------------------------------------------
+def test_numbers_are_written_for_people():
+    assert [amount(n, "B") for n in (12, 1234, 5_600_000)] == ["12 B", "1.2 kB", "5.6 MB"]
+    assert [duration(s) for s in (0.31, 41, 185, 7800)] == ["0.3 s", "41 s", "3 min 5 s", "2 h 10 min"]
+
+
+def test_curves_fit_their_width_and_keep_their_ends():
+    values = [float(i) for i in range(500)]
+    assert squeeze(values, 10)[0] == 24.5
+    lines = plot(values, 60)
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith(" 4")
+    assert lines[-1].split() == ["round", "1", "500"]
+    assert plot([50.0], 60)[-1].split() == ["round", "1"]

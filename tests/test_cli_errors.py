@@ -1,0 +1,191 @@
+"""Bad input: one line on stderr, a telling exit code, nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from command_line import flnl, interrupted, tiny
+
+
+def refused(*arguments, code=2) -> str:
+    """The one line with which a command is refused."""
+    done = flnl(*arguments)
+    assert done.code == code, (done.code, done.errors)
+    assert done.out == ""
+    (line,) = done.errors
+    assert line.startswith("flnl-bench: ")
+    return line.removeprefix("flnl-bench: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["--method", "fedavg/storng"], "did you mean 'fedavg/strong'?"),
+        (["--setting", "symm-1.0"], "did you mean 'sym-"),
+        (["--setting", "sym-1.5"], "sym-1.5"),
+        (["--dataset", "cifar1"], "did you mean 'cifar10'?"),
+        (["--partition", "idd"], "did you mean 'iid'?"),
+        (["--partition", "dir-0"], "dir-0"),
+        (["--preset", "quik"], "unknown preset 'quik'; did you mean 'quick'?"),
+        (["--model", "tiny-cn"], "did you mean 'tiny-cnn'?"),
+        (["--norm", "grup"], "did you mean 'group'?"),
+        (["--device", "gpu"], "unknown device 'gpu'"),
+        (["--rounds", "0"], "rounds is 0, but must be a whole number from 1"),
+        (["--clients", "0"], "clients is 0"),
+        (["--epochs", "-1"], "epochs is -1"),
+        (["--batch-size", "0"], "batch_size is 0"),
+        (["--fraction", "1.5"], "fraction is 1.5"),
+        (["--lr", "nan"], "lr is nan"),
+        (["--samples", "0"], "samples is 0"),
+        (["--clients", "201"], "201 clients"),
+        (["--set", "mu=1"], "--set mu: fedavg has no such hyper-parameter"),
+        (["--set", "vew=weak"], "did you mean 'view'?"),
+        (["--set", "view=blue"], "unknown value 'blue' in --set view"),
+        (["--set", "view"], "--set 'view': expected KEY=VALUE"),
+        (["--set", "view=weak", "--set", "view=plain"], "--set view is given twice"),
+        (["--method", "fedprox", "--set", "mu=much"], "--set mu=much: expected a number"),
+        (["--seed", "1", "--seeds", "1,2"], "--seed and --seeds are both given"),
+        (["--seeds", "1,x"], "--seeds '1,x': expected whole numbers"),
+        (["--seeds", "1,1"], "a seed is there twice"),
+        (["--seed", "-1"], "invalid value for '--seed'"),
+        (["--rounds", "many"], "invalid value for '--rounds': Input should be a valid integer"),
+        (["--sede", "1"], "no such option: --sede; did you mean --seed?"),
+        (["extra"], "got unexpected extra argument"),
+        (
+            ["--scenario", "file"],
+            "--scenario fixes the federation: leave out --setting, --clients, --samples",
+        ),
+    ],
+)
+def test_a_bad_value_is_refused_before_anything_is_written(tmp_path, changes, expected):
+    assert expected in refused(*tiny(tmp_path / "out", *changes))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run"], "missing option '--method'"),
+        (["run", "--method", "fedavg"], "missing option --setting, as in --setting sym-1.0"),
+        (["run", "--method", "fedavg", "--scenario", "nowhere"], "there is no scenario file nowhere.npz"),
+        (["rum"], "no such command 'rum'; did you mean 'run'?"),
+        (["list", "method"], "unknown kind 'method'; did you mean 'methods'?"),
+        (["scenario"], "missing command"),
+        (["scenario", "show"], "missing option --setting"),
+        (["scenario", "show", "--setting", "clean", "--clients", "9999"], "9999 clients"),
+        (["scenario", "export", "--setting", "clean"], "missing option '--output'"),
+        (["scenario", "export", "--setting", "clean", "-o", "/dev/null/x"], "cannot write the scenario"),
+        (["show", "nothing"], "there is no run 'nothing'"),
+    ],
+)
+def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
+    import flnl_bench.resolve as resolve
+    from flnl_bench.errors import BadInput
+
+    prepare = resolve.prepare
+
+    def fails_on_two(request):
+        if request.seed == 2:
+            raise BadInput("seed 2 cannot be split")
+        return prepare(request)
+
+    monkeypatch.setattr(resolve, "prepare", fails_on_two)
+    assert refused(*tiny(tmp_path / "out", "--seeds", "1,2")) == "seed 2 cannot be split"
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    line = refused(*tiny(tmp_path / "file" / "out", "--dataset", "digits"))
+    assert line.startswith(f"cannot write to {tmp_path / 'file'}")
+    assert "--out" in line
+
+
+def test_missing_data_is_another_exit_code(tmp_path):
+    line = refused(*tiny(tmp_path / "out", "--dataset", "cifar10n", "--data-dir", tmp_path / "data"), code=3)
+    assert str(tmp_path / "data") in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("file", ["state.json", "engine-*.safetensors"])
+def test_a_corrupt_checkpoint_is_named_with_what_to_do(tmp_path, monkeypatch, file):
+    arguments = tiny(tmp_path, "--dataset", "digits")
+    interrupted(2, *arguments, monkeypatch=monkeypatch)
+    (path,) = tmp_path.rglob(file)
+    path.write_bytes(path.read_bytes()[:30])
+    *_, line = (done := flnl(*arguments)).errors
+    assert done.code == 2
+    assert f"the checkpoint in {path.parent} cannot be read" in line
+    assert "--fresh" in line
+    assert flnl(*arguments, "--fresh").code == 0
+
+
+def test_an_unreadable_plugin_is_a_warning(tmp_path, monkeypatch):
+    from flnl_bench.registry import default_registry
+
+    monkeypatch.setattr(default_registry(), "problems", ["plugin 'broken' (x): ImportError: no x; skipped"])
+    done = flnl(*tiny(tmp_path))
+    assert done.code == 0
+    assert done.errors[0] == "flnl-bench: warning: plugin 'broken' (x): ImportError: no x; skipped"
+
+
+# -- show --------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run; not to be changed."""
+    return flnl(*tiny(tmp_path_factory.mktemp("runs"), "--json")).json["run_dir"]
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy to be spoilt."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1, "config": 3}', '{"schema": 99}'])
+def test_show_refuses_a_torn_or_foreign_record(copy, text):
+    (copy / "run.json").write_text(text)
+    assert refused("show", copy) == f"{copy / 'run.json'} is torn, or not a run of this version of flnl-bench"
+
+
+@pytest.mark.parametrize("text", ["[1]\n", '{"a": 1}\n', '{"accuracy": "high", "seconds": 1}\n'])
+def test_show_refuses_foreign_rounds(copy, text):
+    (copy / "rounds.jsonl").write_text(text)
+    assert refused("show", copy) == f"{copy / 'rounds.jsonl'} does not hold rounds of flnl-bench"
+
+
+def test_show_refuses_bytes_that_are_no_text(copy):
+    (copy / "rounds.jsonl").write_bytes(b"\xff\xfe\x00")
+    assert "does not hold rounds" in refused("show", copy)
+
+
+def test_show_refuses_a_finished_run_without_rounds(copy):
+    (copy / "rounds.jsonl").unlink()
+    assert "missing or empty, though the run is finished" in refused("show", copy)
+
+
+def test_show_refuses_a_folder_without_a_run(tmp_path):
+    assert refused("show", tmp_path) == f"{tmp_path} is not a run: it has no run.json"
+
+
+def test_show_lists_the_candidates_of_an_ambiguous_name(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        shutil.copytree(finished, tmp_path / "results" / "runs" / name / "quick-s1-0123abcd")
+    line = refused("show", "0123abcd")
+    assert line.startswith("2 runs end in '0123abcd': results/runs/a/quick-s1-0123abcd, results/runs/b/")
+
+
+def test_show_shows_what_is_whole_of_a_torn_line(copy):
+    text = (copy / "rounds.jsonl").read_text()
+    (copy / "rounds.jsonl").write_text(text[:-30])
+    assert len(json.loads(flnl("show", copy, "--json").out)["rounds"]) == 2

@@ -1,0 +1,64 @@
+"""Every method and its variants pass the conformance kit."""
+
+import pytest
+from flnl_methods.fedavg import FedAvg
+from flnl_methods.fedgr import FedGR
+from flnl_methods.fedprox import FedProx
+
+from flnl_bench import Method
+from flnl_bench.testing import parametrize_with_checks, check_blind, check_isolated, check_resumes
+
+METHODS = [FedAvg, FedProx, FedGR, FedGR(sieve="local")]
+
+
+@parametrize_with_checks(METHODS)
+def test_conformance(check):
+    check()
+
+
+def test_the_kit_catches_state_on_the_class():
+    class Leaky(FedAvg):
+        """Counts its calls outside of the state."""
+
+        name = "leaky"
+        calls = []
+
+        def loss(self, model, batch, client):
+            self.calls.append(1)
+            return super().loss(model, batch, client) * (1 + len(self.calls) / 100)
+
+    with pytest.raises(AssertionError):
+        check_resumes(Leaky())
+
+
+def test_the_kit_catches_a_message_that_bypasses_the_engine():
+    class Smuggler(FedAvg):
+        """Hands a list from client to client."""
+
+        name = "smuggler"
+
+        def client_state(self, client):
+            return {"seen": []}
+
+        def loss(self, model, batch, client):
+            box = client.terms.__dict__.setdefault("box", [])
+            box.append(1)
+            return super().loss(model, batch, client) / (1 + len(box))
+
+    with pytest.raises(AssertionError):
+        check_isolated(Smuggler())
+
+
+def test_true_labels_cannot_be_reached_from_a_client():
+    with pytest.raises(AttributeError):
+        check_blind(Peeking())
+
+
+class Peeking(Method):
+    """Asks the client for what it must not have."""
+
+    name = "peeking"
+    reference = "none"
+
+    def loss(self, model, batch, client):
+        return super().loss(model, batch, client) + client.true.sum()

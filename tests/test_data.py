@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flnl_bench.data import DATASETS, data_root, downloads, load_dataset
+from flnl_bench.data.class_maps import CIFAR10, CIFAR100, CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER
+from flnl_bench.errors import BadInput, MissingData
+
+
+def cifar_arrays(classes: int = 10, train: int = 40, test: int = 20) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "train_x": rng.integers(0, 256, (train, 32, 32, 3), dtype=np.uint8),
+        "train_y": np.arange(train) % classes,
+        "test_x": rng.integers(0, 256, (test, 32, 32, 3), dtype=np.uint8),
+        "test_y": np.arange(test) % classes,
+    }
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A data folder with a small cifar10.npz."""
+    np.savez(tmp_path / "cifar10.npz", **cifar_arrays())
+    return tmp_path
+
+
+def test_names_are_known_without_the_heavy_libraries():
+    code = (
+        "import sys, flnl_bench.data, flnl_bench.scenario; "
+        "print([m for m in ('torch', 'torchvision', 'sklearn', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_digits_are_there_without_a_download():
+    digits = load_dataset("digits")
+    assert digits.train_x.shape == (1437, 1, 8, 8)
+    assert digits.test_x.shape == (360, 1, 8, 8)
+    assert digits.train_x.dtype == np.uint8
+    assert digits.train_x.max() == 255
+    assert digits.train_y.dtype == np.int64
+    shares = np.bincount(digits.test_y) / (np.bincount(digits.test_y) + np.bincount(digits.train_y))
+    assert shares == pytest.approx(np.full(10, 0.2), abs=0.005)
+    assert digits.mean[0] == pytest.approx(float((digits.train_x / 255).mean()))
+    assert digits.std[0] == pytest.approx(float((digits.train_x / 255).std()))
+    assert digits.digest == load_dataset("digits").digest
+    assert digits.asymmetric.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+
+
+def test_the_data_folder_is_the_argument_else_the_variable_else_the_cache(monkeypatch):
+    monkeypatch.setenv("FLNL_DATA", "/from/variable")
+    assert str(data_root("/from/argument")) == "/from/argument"
+    assert str(data_root()) == "/from/variable"
+    monkeypatch.delenv("FLNL_DATA")
+    assert "flnl-bench" in str(data_root())
+
+
+def test_an_unknown_data_set_names_the_nearest():
+    with pytest.raises(BadInput, match="unknown data set 'cifar-10'; did you mean 'cifar10'"):
+        load_dataset("cifar-10")
+    assert "digits" in DATASETS
+
+
+def test_an_npz_in_the_data_folder_is_used_directly(root):
+    cifar = load_dataset("cifar10", root)
+    arrays = cifar_arrays()
+    assert np.array_equal(cifar.train_x, arrays["train_x"].transpose(0, 3, 1, 2))
+    assert np.array_equal(cifar.test_y, arrays["test_y"])
+    assert cifar.mean == (0.4914, 0.4822, 0.4465)
+    moves = {CIFAR10[i]: CIFAR10[j] for i, j in enumerate(cifar.asymmetric) if i != j}
+    assert moves == {"truck": "automobile", "bird": "airplane", "cat": "dog", "dog": "cat", "deer": "horse"}
+
+
+def test_the_digest_sees_a_changed_image_or_label(root):
+    before = load_dataset("cifar10", root).digest
+    for key in ("train_x", "train_y"):
+        arrays = cifar_arrays()
+        arrays[key][0] = (arrays[key][0] + 1) % 10
+        np.savez(root / "cifar10.npz", **arrays)
+        assert load_dataset("cifar10", root).digest != before
+
+
+def test_another_data_set_under_the_name_of_cifar_is_refused(root):
+    arrays = cifar_arrays()
+    np.savez(root / "cifar10.npz", **{**arrays, "train_x": arrays["train_x"][:, :28, :28]})
+    with pytest.raises(BadInput, match="is not cifar10: images must be"):
+        load_dataset("cifar10", root)
+
+
+def test_cifar100_errors_stay_in_groups_of_five():
+    assert list(CIFAR100) == sorted(CIFAR100)
+    assert len(set(CIFAR100)) == 100
+    for target in (CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER):
+        walk = np.arange(100)
+        for step in range(1, 6):
+            walk = target[walk]
+            assert np.array_equal(walk, np.arange(100)) == (step == 5)
+    assert CIFAR100_ASYMMETRIC[4] == 0
+    assert CIFAR100[CIFAR100_ASYMMETRIC_SUPER[CIFAR100.index("whale")]] == "beaver"
+    assert CIFAR100[CIFAR100_ASYMMETRIC_SUPER[CIFAR100.index("maple_tree")]] == "oak_tree"
+
+
+def test_missing_data_say_where_they_were_looked_for_and_nothing_else(tmp_path, monkeypatch, capsys):
+    def offline(kind, root, *, download):
+        print("chatter of the library")
+        raise OSError("no\nnetwork")
+
+    monkeypatch.setattr(downloads, "fetch", offline)
+    with pytest.raises(MissingData) as error:
+        load_dataset("svhn", tmp_path)
+    message = str(error.value)
+    assert "svhn.npz" in message
+    assert str(tmp_path) in message
+    assert "(no network)" in message
+    assert "FLNL_DATA" in message
+    assert "\n" not in message
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == f"downloading svhn to {tmp_path} …\n"
+
+
+def test_a_download_is_tried_only_if_the_files_are_not_there(tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(kind, root, *, download):
+        asked.append(download)
+        if not download:
+            raise RuntimeError("not found or corrupted")
+        return cifar_arrays()
+
+    monkeypatch.setattr(downloads, "fetch", fetch)
+    assert len(load_dataset("cifar10", tmp_path).train_y) == 40
+    assert asked == [False, True]
+
+
+HUMAN = ("aggre", "worse", "random1", "random2", "random3")
+
+
+def human_labels(**changes) -> dict[str, np.ndarray]:
+    labels = {name: (np.arange(40) + i + 1) % 10 for i, name in enumerate(HUMAN)}
+    return {"clean": np.arange(40) % 10, **labels, **changes}
+
+
+def test_human_labels_come_with_the_images(root):
+    np.savez(root / "cifar10n_labels.npz", **human_labels())
+    data = load_dataset("cifar10n", root)
+    assert set(data.given) == set(HUMAN)
+    assert np.array_equal(data.given["worse"], (np.arange(40) + 2) % 10)
+    assert np.array_equal(data.train_y, np.arange(40) % 10)
+    assert data.digest != load_dataset("cifar10", root).digest
+
+
+def test_human_labels_in_another_order_are_refused(root):
+    np.savez(root / "cifar10n_labels.npz", **human_labels(clean=np.arange(40)[::-1] % 10))
+    with pytest.raises(BadInput, match="order of the labels does not match the images"):
+        load_dataset("cifar10n", root)
+
+
+def test_human_labels_that_are_not_there_are_missing_data(root):
+    with pytest.raises(MissingData, match=r"cifar10n_labels\.npz and CIFAR-10_human\.pt .*github\.com"):
+        load_dataset("cifar10n", root)
+
+
+def published(**changes) -> dict[str, np.ndarray]:
+    labels = human_labels(**changes)
+    return {
+        name.replace("random", "random_label") if name[-1].isdigit() else f"{name}_label": labels[name]
+        for name in labels
+    }
+
+
+def older_numpy(file) -> None:
+    """Rewrite a torch file so that its arrays name the modules of NumPy 1, as the published ones do."""
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content.replace(b"numpy._core.", b"numpy.core."))
+
+
+@pytest.mark.parametrize("rewrite", [lambda file: None, older_numpy])
+def test_the_published_label_file_is_read(root, rewrite):
+    import torch
+
+    torch.save(published(), root / "CIFAR-10_human.pt")
+    rewrite(root / "CIFAR-10_human.pt")
+    data = load_dataset("cifar10n", root)
+    assert np.array_equal(data.given["random3"], human_labels()["random3"])
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("this ran",))
+
+
+def test_a_label_file_cannot_run_code(root, capsys):
+    import torch
+
+    torch.save({**published(), "extra": Harmful()}, root / "CIFAR-10_human.pt")
+    with pytest.raises(BadInput, match=r"CIFAR-10_human\.pt is not a readable label file"):
+        load_dataset("cifar10n", root)
+    assert capsys.readouterr().out == ""
+
+
+def own_arrays(**changes) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "train_x": rng.integers(0, 256, (30, 16, 16), dtype=np.uint8),
+        "train_y": np.arange(30) % 3,
+        "test_x": rng.integers(0, 256, (9, 16, 16), dtype=np.uint8),
+        "test_y": np.arange(9) % 3,
+    }
+    return {key: value for key, value in {**arrays, **changes}.items() if value is not None}
+
+
+def own(tmp_path, **changes):
+    np.savez(tmp_path / "own.npz", **own_arrays(**changes))
+    return load_dataset(f"npz:{tmp_path / 'own.npz'}")
+
+
+@pytest.mark.parametrize("layout", [(16, 16), (16, 16, 1), (1, 16, 16), (16, 16, 3), (3, 16, 16)])
+def test_own_arrays_of_every_layout_are_read(tmp_path, layout):
+    images = np.random.default_rng(0).integers(0, 256, (39, *layout), dtype=np.uint8)
+    data = own(tmp_path, train_x=images[:30], test_x=images[30:])
+    channels = 3 if 3 in layout else 1
+    assert data.train_x.shape == (30, channels, 16, 16)
+    assert data.augmentation.colour == (channels == 3)
+    assert data.classes == ("0", "1", "2")
+    last = images.reshape(39, 16, 16, channels) if layout[0] == 16 else images.transpose(0, 2, 3, 1)
+    assert np.array_equal(data.train_x.transpose(0, 2, 3, 1), last[:30])
+
+
+@pytest.mark.parametrize("key", ["given", "noisy_y"])
+def test_own_noisy_labels_and_class_names_are_read(tmp_path, key):
+    data = own(tmp_path, **{key: np.ones(30, np.uint8)}, classes=np.array(["a", "b", "c"]))
+    assert data.given["noisy"].tolist() == [1] * 30
+    assert data.classes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"test_y": None}, r"own\.npz lacks the array test_y"),
+        ({"train_x": np.zeros((30, 16, 16))}, r"own\.npz: train_x must be uint8 .* not float64"),
+        ({"train_x": np.zeros((30, 16), np.uint8)}, r"train_x must be N×H×W"),
+        (
+            {"train_x": np.zeros((30, 16, 12), np.uint8)},
+            "train_x must hold at least one image, all of them square",
+        ),
+        ({"train_x": np.zeros((30, 8, 8), np.uint8)}, "train_x and test_x differ in shape"),
+        (
+            {"train_y": np.zeros(29, int)},
+            r"train_y must hold one label for each of the 30 images, not \(29,\)",
+        ),
+        ({"train_y": np.zeros(30)}, "train_y must be integers, not float64"),
+        ({"train_y": np.arange(30) - 1}, "train_y has the label -1; allowed: 0 or more"),
+        ({"test_y": np.full(9, 3)}, "test_y has the label 3; allowed: 0 to 2"),
+        ({"noisy_y": np.full(30, 7)}, "noisy_y has the label 7; allowed: 0 to 2"),
+        ({"train_y": np.zeros(30, int), "test_y": np.zeros(9, int)}, "has one class; at least two"),
+        ({"train_y": np.array([{}] * 30)}, r"own\.npz is not a readable \.npz file"),
+        ({"classes": np.array([1, 2, 3])}, "classes must be a list of strings"),
+    ],
+)
+def test_faults_of_own_arrays_are_named_with_file_and_key(tmp_path, changes, says):
+    with pytest.raises(BadInput, match=says):
+        own(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"text", pickle.dumps([1])])
+def test_an_unreadable_file_is_named(root, content):
+    (root / "cifar10.npz").write_bytes(content)
+    with pytest.raises(BadInput, match=r"cifar10\.npz is not a readable \.npz file"):
+        load_dataset("cifar10", root)
+
+
+def test_a_cut_file_is_named(root):
+    file = root / "cifar10.npz"
+    content = bytearray(file.read_bytes())
+    content[1000:1100] = bytes(100)
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=r"cifar10\.npz is not a readable \.npz file"):
+        load_dataset("cifar10", root)
+
+
+@pytest.mark.parametrize("name", ["npz:nowhere.npz", "folder:nowhere"])
+def test_own_data_that_are_not_there_are_missing_data(name):
+    with pytest.raises(MissingData, match="nowhere"):
+        load_dataset(name)
+
+
+@pytest.mark.parametrize("name", ["npz:", "folder:"])
+def test_a_door_without_a_path_is_bad_input(name):
+    with pytest.raises(BadInput, match="needs a path"):
+        load_dataset(name)
+
+
+def draw(file, value: int, mode: str = "RGB", size: tuple[int, int] = (12, 12)) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode == "L" else (value, 0, 255)).save(file)
+
+
+def test_a_folder_with_both_parts_is_read(tmp_path):
+    for part, count in (("train", 3), ("test", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            for i in range(count):
+                size = (12, 12) if i == 0 else (20, 30)
+                draw(tmp_path / part / name / f"{i}.png", 10 * label + i, size=size)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert data.classes == ("cat", "dog")
+    assert data.train_x.shape == (6, 3, 12, 12)
+    assert data.train_x[:, 0, 0, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert data.train_y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.test_y.tolist() == [0, 0, 1, 1]
+
+
+def test_a_folder_of_classes_is_split(tmp_path):
+    for name in ("a", "b"):
+        for i in range(10):
+            draw(tmp_path / name / f"{i}.jpg", 20 * i, mode="L")
+    data = load_dataset(f"folder:{tmp_path}")
+    assert data.train_x.shape == (16, 1, 12, 12)
+    assert np.bincount(data.test_y).tolist() == [2, 2]
+    assert data.digest == load_dataset(f"folder:{tmp_path}").digest
+
+
+def test_faults_of_folders_are_named(tmp_path):
+    with pytest.raises(BadInput, match="has no class folders"):
+        load_dataset(f"folder:{tmp_path}")
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(BadInput, match=r"cat has no images"):
+        load_dataset(f"folder:{tmp_path}")
+    (tmp_path / "cat" / "1.png").write_text("not an image")
+    with pytest.raises(BadInput, match=r"cannot read the image .*1\.png"):
+        load_dataset(f"folder:{tmp_path}")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(BadInput, match=r"only one of train/ and test/"):
+        load_dataset(f"folder:{tmp_path}")
+    draw(tmp_path / "train" / "a" / "0.png", 0)
+    draw(tmp_path / "test" / "b" / "0.png", 0)
+    with pytest.raises(BadInput, match="classes that train/ lacks: b"):
+        load_dataset(f"folder:{tmp_path}")
+
+
+@pytest.fixture
+def clothing(tmp_path):
+    """A data folder with five train and three test images in the published layout."""
+    folder = tmp_path / "clothing1m"
+    keys = {part: [f"images/{part}/{i}.jpg" for i in range(n)] for part, n in (("train", 5), ("test", 3))}
+    for part in keys.values():
+        for i, key in enumerate(part):
+            draw(folder / key, 40 * i, size=(30, 50))
+    (folder / "noisy_train_key_list.txt").write_text("\n".join(keys["train"]) + "\n")
+    (folder / "clean_test_key_list.txt").write_text("\n".join(keys["test"]) + "\n")
+    (folder / "noisy_label_kv.txt").write_text("".join(f"{k} {i}\n" for i, k in enumerate(keys["train"])))
+    (folder / "clean_label_kv.txt").write_text("".join(f"{k} {13 - i}\n" for i, k in enumerate(keys["test"])))
+    return tmp_path
+
+
+def test_clothing1m_is_decoded_once_into_a_memory_map(clothing):
+    reports = []
+    data = load_dataset("clothing1m", clothing, progress=lambda *report: reports.append(report))
+    assert isinstance(data.train_x, np.memmap)
+    assert data.train_x.shape == (5, 3, 256, 256)
+    assert data.train_x[:, 0, 128, 128] == pytest.approx(np.arange(5) * 40, abs=4)
+    assert data.train_y.tolist() == [0, 1, 2, 3, 4]
+    assert data.test_y.tolist() == [13, 12, 11]
+    assert not data.truth_known
+    assert [report[1:] for report in reports] == [(5, 5), (3, 3)]
+    for image in clothing.rglob("*.jpg"):
+        image.unlink()
+    assert load_dataset("clothing1m", clothing).digest == data.digest
+
+
+def test_a_broken_image_of_clothing1m_is_named_and_leaves_no_half_map(clothing):
+    (clothing / "clothing1m" / "images" / "train" / "2.jpg").write_bytes(b"broken")
+    with pytest.raises(BadInput, match=r"cannot read the image .*train/2\.jpg"):
+        load_dataset("clothing1m", clothing)
+    (clothing / "clothing1m" / "images" / "train" / "2.jpg").unlink()
+    with pytest.raises(BadInput, match=r"cannot read the image .*train/2\.jpg"):
+        load_dataset("clothing1m", clothing)
+    assert not [file for file in clothing.rglob("*") if file.suffix in (".npy", ".part")]
+
+
+def test_lists_of_clothing1m_are_checked(clothing):
+    labels = clothing / "clothing1m" / "noisy_label_kv.txt"
+    labels.write_text("images/train/0.jpg 14\n")
+    with pytest.raises(BadInput, match=r"noisy_label_kv\.txt line 1: expected a path and a label"):
+        load_dataset("clothing1m", clothing)
+    labels.write_text("images/train/0.jpg 1\n")
+    with pytest.raises(BadInput, match=r"has no label for images/train/1\.jpg"):
+        load_dataset("clothing1m", clothing)
+    labels.unlink()
+    with pytest.raises(MissingData, match=r"looked for noisy_label_kv\.txt in .*clothing1m"):
+        load_dataset("clothing1m", clothing)

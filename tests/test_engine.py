@@ -1,0 +1,277 @@
+"""The engine on models so small that their weights can be computed by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from flnl_methods.fedavg import FedAvg
+from flnl_methods.fedgr import FedGR
+from flnl_methods.fedprox import FedProx
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flnl_bench import Client, Method, Step
+from flnl_bench.engine.tree import count_bytes
+from flnl_bench.numerics import average
+from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
+
+SYNCS = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal")
+
+
+class Scalar(nn.Module):
+    """One weight and one buffer, both counted and averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x):
+        self.seen += self.training
+        return torch.zeros(len(x), 3) + self.w
+
+
+class Pull(Method):
+    """½(w − y)²: the weight moves to the mean of the labels."""
+
+    name = "pull"
+
+    def build(self, new_net):
+        return Scalar()
+
+    def loss(self, model, batch, client):
+        model(batch.x)
+        return 0.5 * (model.w - batch.y) ** 2
+
+
+def world(sizes, labels):
+    """Clients of given sizes, client k with all labels equal to labels[k]."""
+    base = toy_scenario("clean")
+    edges = np.cumsum([0, *sizes])
+    clients = tuple(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
+    given = base.given.copy()
+    for rows, label in zip(clients, labels, strict=True):
+        given[rows] = label
+    return dataclasses.replace(base, clients=clients, given=given)
+
+
+def test_a_round_ends_with_the_weight_computed_by_hand():
+    # One full batch each: w_k = 0 − lr·(0 − y_k) = 0.1·y_k; the mean weighted by 10 and 30 is 0.15.
+    engine = toy_engine(Pull(), world((10, 30), (0, 2)), epochs=1, batch_size=64, fraction=1.0, momentum=0.0)
+    engine.play_round()
+    assert engine.server.weights["w"].item() == pytest.approx(0.1 * 2 * 30 / 40)
+    assert engine.server.weights["seen"].item() == pytest.approx(1.0)
+
+
+def test_momentum_and_weight_decay_are_those_of_sgd_and_start_anew_each_round():
+    settings = {"epochs": 2, "batch_size": 64, "fraction": 1.0, "momentum": 0.5, "weight_decay": 0.1}
+    engine = toy_engine(Pull(), world((10,), (2,)), **settings)
+    w = 0.0
+    for _ in range(2):
+        engine.play_round()
+        buffer = 0.0
+        for _ in range(2):
+            buffer = 0.5 * buffer + (w - 2) + 0.1 * w
+            w -= 0.1 * buffer
+    assert engine.server.weights["w"].item() == pytest.approx(w, rel=1e-6)
+
+
+def test_the_proximal_term_pulls_towards_the_received_weights():
+    class ProxPull(FedProx):
+        name = "prox-pull"
+
+        def build(self, new_net):
+            return Scalar()
+
+        def loss(self, model, batch, client):
+            return super().loss(model, batch, client) * 0 + super().loss(model, batch, client)
+
+    # Cross-entropy of three equal logits has no gradient for w: only ½μ(w − w_g)² is left, at w = w_g.
+    engine = toy_engine(ProxPull(mu=3.0), world((10,), (0,)), epochs=1, batch_size=64, weight_decay=0.0)
+    engine.server.weights["w"].fill_(2.0)
+    engine.play_round()
+    assert engine.server.weights["w"].item() == pytest.approx(2.0)
+    model, client = Scalar(), type("C", (), {"received": Scalar()})()
+    model.w.data.fill_(3.0)
+    batch = type("B", (), {"x": torch.zeros(2, 1), "y": torch.tensor([0, 1])})()
+    FedProx(mu=3.0).loss(model, batch, client).mean().backward()
+    assert model.w.grad.item() == pytest.approx(3.0 * 3.0)
+
+
+def test_averages_are_weighted_and_include_buffers():
+    models = [{"w": torch.tensor([1.0]), "mean": torch.tensor([2.0])}, {"w": torch.tensor([5.0]), "mean": torch.tensor([6.0])}]
+    mean = average(models, [100, 300])
+    assert (mean["w"].item(), mean["mean"].item()) == (4.0, 5.0)
+
+
+# -- batches -----------------------------------------------------------------------------------------
+def client_with(size, batch_size=16, epochs=1):
+    engine = toy_engine(Pull(), world((size,), (0,)), batch_size=batch_size, epochs=epochs)
+    seen: list[Client] = []
+    engine.federation.visit([0], lambda client: seen.append(client) or {})
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(16, [16]), (17, [17]), (18, [16, 2]), (33, [16, 17]), (1, [1]), (40, [16, 16, 8])]
+)
+def test_short_last_batches_are_kept_but_one_image_joins_the_batch_before(size, expected):
+    steps = client_with(size).steps()
+    assert [len(step.rows) for step in steps] == expected
+    assert sorted(np.concatenate([step.rows for step in steps])) == list(range(size))
+
+
+def test_every_epoch_has_another_order():
+    steps = client_with(16, epochs=2).steps()
+    assert not np.array_equal(steps[0].rows, steps[1].rows)
+
+
+def test_clients_see_the_labels_of_the_scenario():
+    # A peer trains its human-label runs on clean labels by mistake: here the labels seen are checked.
+    scenario = toy_scenario("sym-1.0")
+    seen = {}
+
+    class Spy(FedAvg):
+        name = "spy"
+
+        def loss(self, model, batch, client):
+            seen.setdefault(len(seen), (batch.index.clone(), batch.y.clone(), client.y))
+            return super().loss(model, batch, client)
+
+    engine = toy_engine(Spy(), scenario, rounds=1)
+    engine.federation.train([2])
+    for index, y, all_labels in seen.values():
+        assert torch.equal(all_labels, torch.from_numpy(scenario.given[scenario.clients[2]]))
+        assert torch.equal(y, all_labels[index])
+
+
+def test_a_batch_shows_the_images_of_its_rows():
+    class Spy(FedAvg):
+        name = "spy-images"
+
+        def on_receive(self, model, client):
+            client.state["plain"] = client.map(lambda batch: batch.x)
+
+        def loss(self, model, batch, client):
+            assert torch.equal(batch.x, client.state["plain"][batch.index])
+            return super().loss(model, batch, client)
+
+    toy_engine(Spy(view="plain")).play_round()
+
+
+def test_map_shows_the_same_augmented_images_at_every_call_of_a_round():
+    class Twice(FedAvg):
+        name = "twice"
+
+        def on_receive(self, model, client):
+            first, second = (client.map(lambda batch: batch.x, views=("weak",)) for _ in range(2))
+            assert torch.equal(first, second)
+            assert not torch.equal(first, client.map(lambda batch: batch.x))
+
+    toy_engine(Twice()).play_round()
+
+
+def test_notes_of_a_step_reach_the_loss():
+    class Noted(FedAvg):
+        name = "noted"
+
+        def plan(self, model, client):
+            yield [Step(np.array([0, 1, 2]), {"lam": 0.3, "order": torch.tensor([2, 0])}), Step(np.array([3, 4]))]
+            yield [Step(np.array([5, 6]), {"order": torch.tensor([1])})]
+
+        def loss(self, model, batch, client):
+            client.state.setdefault("notes", []).append([batch.index.tolist(), dict(batch.note)])
+            return super().loss(model, batch, client)
+
+    engine = toy_engine(Noted())
+    engine.federation.train([0])
+    (a, b, c) = engine.federation.states[0]["notes"]
+    assert (a[0], a[1]["lam"], a[1]["order"].tolist()) == ([0, 1, 2], 0.3, [2, 0])
+    assert b == [[3, 4], {}]
+    assert c[1]["order"].tolist() == [1]
+
+
+def test_slabs_do_not_change_the_images(monkeypatch):
+    whole = play(toy_engine(FedAvg(view="strong")))
+    monkeypatch.setattr("flnl_bench.engine.local.SLAB_PIXELS", 64 * 20)
+    assert play(toy_engine(FedAvg(view="strong"))) == whole
+
+
+def test_a_private_part_trains_on_its_client_and_is_never_sent():
+    class Personal(Method):
+        name = "personal"
+        private = ("own",)
+
+        def build(self, new_net):
+            return nn.ModuleDict({"shared": Scalar(), "own": Scalar()})
+
+        def predict(self, model, x):
+            return model["shared"](x)
+
+        def client_state(self, client):
+            return {"own": {"w": torch.full((1,), 7.0), "seen": torch.zeros(1)}}
+
+        def loss(self, model, batch, client):
+            return 0.5 * (model["shared"].w - batch.y) ** 2 + 0.5 * (model["own"].w - 10) ** 2
+
+    engine = toy_engine(Personal(), world((10, 30), (0, 2)), epochs=1, batch_size=64, momentum=0.0, weight_decay=0.0)
+    updates = engine.federation.train([1])
+    assert set(updates[0].weights) == {"shared.w", "shared.seen"}
+    assert engine.federation.states[1]["own"]["w"].item() == pytest.approx(7.3)
+    engine.federation.begin_round()
+    engine.federation.train([1])
+    assert engine.federation.states[1]["own"]["w"].item() == pytest.approx(7.57)
+
+
+# -- cost --------------------------------------------------------------------------------------------
+def test_fedavg_costs_two_models_and_its_epochs():
+    engine = toy_engine(FedAvg())
+    row = play(engine, 1)[0]
+    model = count_bytes(engine.server.weights)
+    samples = sum(engine.server.sizes[k] for k in row["clients"])
+    assert row["bytes_down"] == len(row["clients"]) * model
+    assert row["bytes_up"] == len(row["clients"]) * (model + 8)  # and n_k
+    assert row["forward"] == row["backward"] == TRAINING.epochs * samples
+
+
+def test_a_message_of_unknown_size_is_refused():
+    with pytest.raises(TypeError, match="object"):
+        count_bytes({"x": object()})
+
+
+class Counter(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.syncs = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.syncs += func.overloadpacket.__name__ in SYNCS
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedAvg(view="strong"), FedProx(), FedGR(warmup_share=0.0), FedGR(teacher="online")], ids=repr
+)
+def test_no_step_waits_for_the_device(method):
+    def syncs(epochs):
+        engine = toy_engine(method)
+        engine.server.round = 3
+        with Counter() as counter:
+            engine.federation.train([0], epochs=epochs)
+        return counter.syncs
+
+    assert syncs(6) == syncs(1)
+
+
+# -- order and restarts are covered for every method by the conformance kit ---------------------------
+def test_two_methods_on_one_seed_start_from_the_same_weights_and_clients():
+    a, b = toy_engine(FedAvg()), toy_engine(FedProx())
+    assert all(torch.equal(a.server.weights[name], b.server.weights[name]) for name in a.server.weights)
+    assert play(a, 1)[0]["clients"] == play(b, 1)[0]["clients"]
+
+
+def test_fedprox_without_its_term_is_fedavg():
+    a, b = play(toy_engine(FedAvg())), play(toy_engine(FedProx(mu=0.0)))
+    assert [row["accuracy"] for row in a] == [row["accuracy"] for row in b]
