@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import RunConfig
+from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, load_dataset
+from flnl_bench.errors import unknown
 from flnl_bench.presets import load_preset
 from flnl_bench.registry import Registry, default_registry, values_of
 from flnl_bench.scenario import Scenario, check_dataset, load_scenario, make_scenario, parse_partition, parse_setting
@@ -75,7 +76,19 @@ def prepare(request: Request, registry: Registry | None = None) -> Run:
         hyperparameters=values_of(method),
         scenario=scenario.fingerprint if given else None,
     )
+    _check_network(training)
     return Run(config, method, dataset, scenario, request.out)
+
+
+def _check_network(training: Training) -> None:
+    """Refuse an unknown network before anything is written."""
+    from flnl_bench.models import MODELS
+    from flnl_bench.models.layers import NORMS
+
+    if training.model not in MODELS:
+        raise unknown("model", training.model, MODELS)
+    if training.norm not in NORMS:
+        raise unknown("norm", training.norm, NORMS)
 
 
 def generate(

@@ -98,7 +98,7 @@ def play(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
     while engine.round < (engine.rounds if rounds is None else rounds):
         row = dataclasses.asdict(engine.play_round())
         del row["seconds"]
-        rows.append(row)
+        rows.append({**row, "clients": list(row["clients"])})
     return rows
 
 
@@ -164,11 +164,15 @@ class _Isolated:
     def __init__(self, workbench: Workbench) -> None:
         self.workbench = workbench
 
+    def _copy(self) -> Workbench:
+        names = ("method", "terms", "model")
+        return dataclasses.replace(self.workbench, **{n: copy.deepcopy(getattr(self.workbench, n)) for n in names})
+
     def train(self, task: Task) -> Result:
-        return copy.deepcopy(copy.deepcopy(self.workbench).train(copy.deepcopy(task)))
+        return copy.deepcopy(self._copy().train(copy.deepcopy(task)))
 
     def visit(self, task: Task, work: Callable) -> Result:
-        bench = copy.deepcopy(self.workbench)
+        bench = self._copy()
         if hasattr(work, "__self__"):
             work = getattr(bench.method, work.__name__)
         return copy.deepcopy(bench.visit(copy.deepcopy(task), work))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +62,15 @@ def rounds_of(run_dir) -> list[dict]:
     return rows
 
 
-def interrupted(number, *arguments, monkeypatch) -> Done:
-    """The same, but stopped as by Ctrl-C when a round is finished."""
+def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
+    """The same, but stopped by a signal when a round is finished."""
     play = Run.play
 
     def stopping(self, *, fresh, progress):
         def watch(row):
             progress(row)
             if row["round"] + 1 == number:
-                raise KeyboardInterrupt
+                signal.raise_signal(by)
 
         return play(self, fresh=fresh, progress=watch)
 

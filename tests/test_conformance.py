@@ -2,13 +2,26 @@
 
 import pytest
 from flnl_methods.fedavg import FedAvg
+from flnl_methods.fedfixer import FedFixer
 from flnl_methods.fedgr import FedGR
 from flnl_methods.fedprox import FedProx
+from flnl_methods.fl_coteaching import FLCoteaching
+from flnl_methods.fl_dividemix import FLDivideMix
 
 from flnl_bench import Method
 from flnl_bench.testing import parametrize_with_checks, check_blind, check_isolated, check_resumes
 
-METHODS = [FedAvg, FedProx, FedGR, FedGR(sieve="local")]
+METHODS = [
+    FedAvg,
+    FedProx,
+    FedGR,
+    FedGR(sieve="local"),
+    FLDivideMix,
+    FLDivideMix(gmm_fallback="reset_warmup"),
+    FLCoteaching,
+    FedFixer,
+    FedFixer(filter="small_loss", cr_on_global=True),
+]
 
 
 @parametrize_with_checks(METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -25,6 +26,12 @@ def stderr() -> Console:
 def note(text: str) -> None:
     """One line on stderr, whatever the width of the terminal."""
     print(f"flnl-bench: {text}", file=sys.stderr, flush=True)
+
+
+def waiting(what: str) -> contextlib.AbstractContextManager[object]:
+    """A spinner while libraries and data are loaded, if somebody is watching."""
+    console = stderr()
+    return console.status(what) if console.is_terminal else contextlib.nullcontext()
 
 
 def print_json(value: Any) -> None:

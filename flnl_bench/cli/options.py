@@ -1,11 +1,14 @@
-"""The options that several commands share."""
+"""The options that several commands share, and what is checked about them together."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from flnl_bench.errors import BadInput
 
 SCENARIO, PROTOCOL, METHOD, FILES = "Scenario", "Protocol", "Method", "Files and output"
 
@@ -45,3 +48,45 @@ DataDir = Annotated[
     Path | None, option(FILES, "DIR", "Folder of the data sets.", default="FLNL_DATA, or a cache folder")
 ]
 Json = Annotated[bool, flag(FILES, "Print exactly one JSON object on stdout.", "--json")]
+
+
+def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
+    """The seeds asked for; 1 if none is."""
+    if seeds is None:
+        return [1 if seed is None else seed]
+    if seed is not None:
+        raise BadInput("--seed and --seeds are both given; use one of them")
+    parts = [part.strip() for part in seeds.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise BadInput(
+            f"--seeds {seeds!r}: expected whole numbers from 0 with commas between them, as in 1,13,42"
+        )
+    numbers = [int(part) for part in parts]
+    if len(set(numbers)) < len(numbers):
+        raise BadInput(f"--seeds {seeds!r}: a seed is there twice")
+    return numbers
+
+
+def parse_changes(changes: list[str]) -> dict[str, str]:
+    """The `key=value` pairs of --set."""
+    pairs: dict[str, str] = {}
+    for text in changes:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise BadInput(f"--set {text!r}: expected KEY=VALUE, as in --set mu=0.1")
+        if key.strip() in pairs:
+            raise BadInput(f"--set {key.strip()} is given twice")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def check_source(scenario: Path | None, own: Mapping[str, object]) -> str:
+    """A scenario comes from a file or from its options, not from both; the setting is never guessed."""
+    given = [name for name, value in own.items() if value is not None]
+    if scenario is not None and given:
+        raise BadInput(f"--scenario fixes the federation: leave out {', '.join(given)}")
+    if scenario is None and own["--setting"] is None:
+        raise BadInput(
+            "missing option --setting, as in --setting sym-1.0 (`flnl-bench list settings` shows all)"
+        )
+    return str(own["--setting"])

@@ -66,11 +66,10 @@ def scenario_line(scenario: Mapping[str, Any]) -> str:
 
 
 def cost_line(summary: Mapping[str, Any]) -> str:
-    """What the run cost, summed over its rounds."""
+    """What the run cost, summed over its rounds; a pass is one sample through the network."""
     return (
-        f"{amount(summary['bytes_down'], 'B')} down, {amount(summary['bytes_up'], 'B')} up; "
-        f"samples: {amount(summary['forward'])} forward, {amount(summary['backward'])} backward; "
-        f"{duration(summary['seconds'])}"
+        f"{amount(summary['bytes_down'], 'B')} down, {amount(summary['bytes_up'], 'B')} up, "
+        f"{amount(summary['forward'])} forward, {amount(summary['backward'])} backward passes"
     )
 
 
@@ -99,6 +98,7 @@ def print_run(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fold
             f"{percent(at_best)} of the wrong labels at the best round, {percent(at_end)} at the end",
         )
     lines.add_row("cost", cost_line(summary))
+    lines.add_row("time", duration(summary["seconds"]))
     console.print(lines)
     print_paths(files=str(folder), next=f"flnl-bench show {shlex.quote(str(folder))}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,12 +14,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from flnl_bench.cli.console import duration, note, stderr
 
+Watch = Callable[[Mapping[str, Any]], None]  # called with each finished round
 
-class Watch(Protocol):
-    """Called with each finished round."""
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
-        """Show the round."""
+class Show(Protocol):
+    """Shows a finished round; quietly, if it comes from a checkpoint."""
+
+    def __call__(self, row: Mapping[str, Any], quiet: bool) -> None: ...
 
 
 class Pace:
@@ -39,15 +40,18 @@ class Pace:
 def watching(label: str, rounds: int, done: int = 0) -> Iterator[Watch]:
     """Show the rounds of one run; the `done` first of them come from a checkpoint."""
     console = stderr()
-    if console.is_terminal:
-        with _bar(console, label, rounds) as watch:
-            yield watch
-    else:
-        yield _lines(label, rounds, done)
+    with _bar(console, label, rounds) if console.is_terminal else _lines(label, rounds) as show:
+
+        def watch(row: Mapping[str, Any]) -> None:
+            if row["round"] + 1 == done:
+                note(f"resuming after round {done} of {rounds}")
+            show(row, quiet=row["round"] < done)
+
+        yield watch
 
 
 @contextmanager
-def _bar(console: Console, label: str, rounds: int) -> Iterator[Watch]:
+def _bar(console: Console, label: str, rounds: int) -> Iterator[Show]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None if console.width < 100 else 40),
@@ -57,23 +61,24 @@ def _bar(console: Console, label: str, rounds: int) -> Iterator[Watch]:
     with Progress(*columns, console=console, expand=console.width < 100, transient=True) as progress:
         task = progress.add_task(label, total=rounds, numbers="")
 
-        def watch(row: Mapping[str, Any]) -> None:
+        def show(row: Mapping[str, Any], quiet: bool) -> None:
             numbers = f" · {row['accuracy']:.1f} % · loss {row['loss']:.2f} · {duration(pace.left(row))} left"
             progress.update(task, completed=row["round"] + 1, numbers=numbers)
 
-        yield watch
+        yield show
 
 
-def _lines(label: str, rounds: int, done: int) -> Watch:
+@contextmanager
+def _lines(label: str, rounds: int) -> Iterator[Show]:
     """About ten lines a run."""
     pace, every = Pace(rounds), math.ceil(rounds / 10)
 
-    def watch(row: Mapping[str, Any]) -> None:
+    def show(row: Mapping[str, Any], quiet: bool) -> None:
         left, number = pace.left(row), row["round"] + 1
-        if number > done and (number % every == 0 or number == rounds):
+        if not quiet and (number % every == 0 or number == rounds):
             note(
                 f"{label}: round {number}/{rounds}, accuracy {row['accuracy']:.2f} %, "
                 f"loss {row['loss']:.3f}, {duration(left)} left"
             )
 
-    return watch
+    yield show

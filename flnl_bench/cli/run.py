@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json
-from flnl_bench.cli.options import FILES, METHOD, PROTOCOL, SCENARIO, flag, option
-from flnl_bench.errors import BadInput
+from flnl_bench.cli.console import note, print_json, waiting
+from flnl_bench.cli.options import (
+    FILES,
+    METHOD,
+    PROTOCOL,
+    SCENARIO,
+    check_source,
+    flag,
+    option,
+    parse_changes,
+    parse_seeds,
+)
 
 if TYPE_CHECKING:
     from flnl_bench.runner import Run
@@ -87,65 +96,24 @@ def run(
         "out": out,
     }
     runs = prepare_all({name: value for name, value in asked.items() if value is not None}, chosen)
+    records = [play(each, fresh) for each in runs]
     if dataset is None and scenario is None:
         note(
-            f"on digits, the default; the paper's protocol: flnl-bench run --method {method} "
+            f"this was digits; the paper's protocol: flnl-bench run --method {method} "
             f"--setting {setting} --preset paper --dataset cifar10"
         )
-    records = [play(each, fresh) for each in runs]
     report(runs, records, several=seeds is not None, as_json=as_json)
-
-
-def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
-    """The seeds asked for; 1 if none is."""
-    if seeds is None:
-        return [1 if seed is None else seed]
-    if seed is not None:
-        raise BadInput("--seed and --seeds are both given; use one of them")
-    parts = [part.strip() for part in seeds.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise BadInput(
-            f"--seeds {seeds!r}: expected whole numbers from 0 with commas between them, as in 1,13,42"
-        )
-    numbers = [int(part) for part in parts]
-    if len(set(numbers)) < len(numbers):
-        raise BadInput(f"--seeds {seeds!r}: a seed is there twice")
-    return numbers
-
-
-def parse_changes(changes: list[str]) -> dict[str, str]:
-    """The `key=value` pairs of --set."""
-    pairs: dict[str, str] = {}
-    for text in changes:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise BadInput(f"--set {text!r}: expected KEY=VALUE, as in --set mu=0.1")
-        if key.strip() in pairs:
-            raise BadInput(f"--set {key.strip()} is given twice")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
-def check_source(scenario: Path | None, own: Mapping[str, object]) -> str:
-    """A scenario comes from a file or from its options, not from both; the setting is never guessed."""
-    given = [name for name, value in own.items() if value is not None]
-    if scenario is not None and given:
-        raise BadInput(f"--scenario fixes the federation: leave out {', '.join(given)}")
-    if scenario is None and own["--setting"] is None:
-        raise BadInput(
-            "missing option --setting, as in --setting sym-1.0 (`flnl-bench list settings` shows all)"
-        )
-    return str(own["--setting"])
 
 
 def prepare_all(asked: Mapping[str, Any], seeds: list[int]) -> list[Run]:
     """Check and prepare the runs of all seeds before anything is written."""
-    from flnl_bench.registry import default_registry
-    from flnl_bench.resolve import Request, prepare
+    with waiting("preparing"):
+        from flnl_bench.registry import default_registry
+        from flnl_bench.resolve import Request, prepare
 
-    for problem in default_registry().problems:
-        note(f"warning: {problem}")
-    return [prepare(Request(seed=seed, **asked)) for seed in seeds]
+        for problem in default_registry().problems:
+            note(f"warning: {problem}")
+        return [prepare(Request(seed=seed, **asked)) for seed in seeds]
 
 
 def play(run: Run, fresh: bool) -> dict[str, Any]:
@@ -156,8 +124,6 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
     done = 0 if fresh else checkpointed(path)
     if not fresh and run.finished():
         note(f"found finished in {path} (use --fresh to run it again)")
-    elif done:
-        note(f"resuming after round {done} of {total}")
     try:
         with watching(f"{run.config.method} s{run.config.seed}", total, done) as watch:
             return run.play(fresh=fresh, progress=watch)

@@ -9,8 +9,7 @@ import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import print_json, stdout, table
-from flnl_bench.cli.options import option
-from flnl_bench.cli.run import check_source
+from flnl_bench.cli.options import check_source, option
 
 if TYPE_CHECKING:
     from flnl_bench.scenario import Scenario
@@ -129,8 +128,9 @@ def print_scenario(scenario: Scenario) -> None:
     )
     console.print(
         f"{about['clients']} clients ({about['noisy_clients']} noisy), {about['images']} images "
-        f"({sizes} each), {_ratio(about['realised'])} wrong labels, fingerprint {about['fingerprint']}"
+        f"({sizes} each), {_ratio(about['realised'])} wrong labels"
     )
+    console.print(f"fingerprint {about['fingerprint']}")
 
 
 def _ratio(value: float | None) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import facts, percent, print_json, stdout
+from flnl_bench.cli.console import duration, facts, percent, print_json, stdout
 from flnl_bench.cli.curve import plot
 from flnl_bench.cli.outcome import cost_line, print_paths, scenario_line, title_of
 from flnl_bench.errors import BadInput
@@ -139,6 +139,7 @@ def print_results(console: Console, rows: Sequence[Mapping[str, Any]], summary: 
     if others := _other_numbers(last):
         lines.add_row("beliefs", _pairs(others))
     lines.add_row("cost", cost_line(summary))
+    lines.add_row("time", duration(summary["seconds"]))
     console.print(lines)
 
 

@@ -16,7 +16,8 @@ from flnl_bench.api import Method, Server, State, Terms, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
 from flnl_bench.engine.federation import LocalFederation
-from flnl_bench.engine.local import EVALUATION_BATCH, Optimiser, Workbench
+from flnl_bench.engine.local import EVALUATION_BATCH, Workbench
+from flnl_bench.engine.sgd import Optimiser
 from flnl_bench.engine.shards import as_images, make_shards, take
 from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.engine.views import Views, draw_view
@@ -55,6 +56,7 @@ class Engine:
         device: torch.device,
     ) -> None:
         self.method, self.device, self.rounds = method, device, training.rounds
+        self.augmentation = dataset.augmentation
         configure(device)
         self.terms = Terms(
             rounds=training.rounds,
@@ -67,7 +69,6 @@ class Engine:
             iid=parse_partition(scenario.partition).kind == "iid",
         )
         shards = make_shards(dataset, scenario, device)
-        self.augmentation = dataset.augmentation
         self.views = Views(dataset.augmentation, dataset.mean, dataset.std, device)
         self.train_images = shards.images
         self.test_images = as_images(dataset.test_x, device)
@@ -94,6 +95,7 @@ class Engine:
             return make_network(
                 training.model,
                 channels=channels,
+                size=self.augmentation.size,
                 classes=self.terms.classes,
                 norm=training.norm,
                 pretrained=training.pretrained,

@@ -28,6 +28,7 @@ from flnl_bench.api import (
     network_weights,
 )
 from flnl_bench.cost import Cost
+from flnl_bench.engine.sgd import Optimiser
 from flnl_bench.engine.shards import Shards
 from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.engine.views import Views, draw_view
@@ -36,25 +37,6 @@ from flnl_bench.streams import stream
 
 SLAB_PIXELS = 1 << 23  # images are augmented ahead in slabs of whole batches of about this size
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """Local SGD, made afresh for every client and round."""
-
-    lr: float
-    momentum: float
-    weight_decay: float
-
-    def make(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-        """An SGD over all parameters; parameters without a gradient are left alone."""
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            fused=device.type in ("cpu", "cuda"),
-        )
 
 
 @dataclass(frozen=True)
@@ -118,21 +100,21 @@ class Workbench:
         client = self._client(task)
         self._load(task.weights, client.state)
         method.on_receive(model, client)
-        optimiser = self.optimiser.make(model, self.shards.device)
+        optimiser = self.optimiser.start(model.parameters())
         total = torch.zeros((), device=self.shards.device)
         count = 0
         model.train()
         rngs = [self._stream(task, "view", i) for i in range(len(method.views()))]
         for portion in method.plan(model, client):
             for batch in self._batches(task.client, portion, method.views(), rngs):
-                optimiser.zero_grad(set_to_none=True)
+                optimiser.zero_grad()
                 loss = method.loss(model, batch, client).mean()
                 loss.backward()
                 optimiser.step()
                 method.on_step(model, client)
                 total += loss.detach()
                 count += 1
-        optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad()
         model.eval()
         message = method.upload(model, client)
         for part in method.private:

@@ -136,7 +136,7 @@ def _equalise(x: Tensor, values: Tensor) -> Tensor:
     histogram = torch.zeros(*x.shape[:2], 256, device=x.device)
     histogram.scatter_add_(2, flat, torch.ones(flat.shape, device=x.device))
     brightest = histogram.gather(2, flat.amax(2, keepdim=True))
-    step = ((pixels - brightest) / 255).floor_()  # [B, C, 1]
+    step = torch.div(pixels - brightest, 255, rounding_mode="floor")  # [B, C, 1]
     below = histogram.cumsum(2).sub_(histogram)
     table = below.add_((step / 2).floor_()).div_(step.clamp(min=1)).floor_().clamp_(max=255)
     table = torch.where(step > 0, table, torch.arange(256, device=x.device)).to(torch.uint8)

@@ -42,7 +42,11 @@ def placed(tree: Any, device: torch.device, memory_format: torch.memory_format) 
 
     def place(tensor: Tensor) -> Tensor:
         tensor = tensor.to(device, non_blocking=True)
-        return tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor
+        if tensor.dim() != 4:
+            return tensor
+        # Not `contiguous`: with one channel it takes any strides for channels_last and copies nothing.
+        laid_out = torch.empty_like(tensor, memory_format=memory_format)
+        return tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
 
     return map_tensors(tree, place)
 

@@ -153,9 +153,8 @@ class Views:
         elif pad:
             images = F.pad(images, (pad, pad, pad, pad))
         down, right = to_device(np.stack([rows * images.shape[3], columns]), self.device)
-        index = (
-            (down.unsqueeze(2) + right.unsqueeze(1)).view(len(images), 1, -1).expand(-1, images.shape[1], -1)
-        )
+        index = (down.unsqueeze(2) + right.unsqueeze(1)).flatten(1)  # [B, S·S]
+        index = index.unsqueeze(1).expand(-1, images.shape[1], -1)
         return images.flatten(2).gather(2, index).view(*images.shape[:2], len(pixels), len(pixels))
 
     def _resize(self, images: Tensor, draw: Draw) -> Tensor:

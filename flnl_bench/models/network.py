@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from flnl_bench.cost import Cost
 
@@ -36,7 +37,9 @@ class Network(nn.Module):
         return features, self.head(features)
 
     def _count(self, samples: int) -> None:
-        if self.meter is None:
+        # A compiled caller would be compiled anew for every value of the counters. To compile and
+        # count, compile the backbone alone: `network.backbone.compile()`.
+        if is_compiling() or self.meter is None:
             return
         self.meter.forward += samples
         if is_grad_enabled() and any(p.requires_grad for p in self.parameters()):

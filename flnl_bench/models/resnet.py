@@ -59,8 +59,10 @@ class ResNet(nn.Module):
         self, channels: int, widths: Sequence[int], blocks: Sequence[int], norm: str, projection: bool
     ) -> None:
         super().__init__()
-        self.feature_size = width = widths[0]
-        self.stem = nn.Sequential(convolution(channels, width), normalisation(norm, width), nn.ReLU(inplace=True))
+        width = widths[0]
+        self.stem = nn.Sequential(
+            convolution(channels, width), normalisation(norm, width), nn.ReLU(inplace=True)
+        )
         stages = []
         for number, (wide, count) in enumerate(zip(widths, blocks, strict=True)):
             for place in range(count):

@@ -109,7 +109,9 @@ class FedDiv(Method):
         cache.update({update.client: ordered(update.message["filter"]) for update in updates})
         seen = sorted(cache)
         power = 2 if self.filter_mode == "release" else 1
-        server.state["filter"] = average_filters([cache[k] for k in seen], [server.sizes[k] for k in seen], power)
+        server.state["filter"] = average_filters(
+            [cache[k] for k in seen], [server.sizes[k] for k in seen], power
+        )
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
@@ -135,12 +137,15 @@ class FedDiv(Method):
             return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
 
         losses, top, guess = client.map(look)  # guess: ŷ
-        posterior = clean_posterior(scaled(losses), client.inbox["filter"])  # γ
+        x = scaled(losses)
+        posterior = np.ones(client.size) if x is None else clean_posterior(x, client.inbox["filter"])  # γ
         clean = torch.from_numpy(posterior > 0.5).to(device)
         ratio = int((~clean).sum()) / client.size  # δ_k
         relabelled = ~clean & (top >= self.confidence)
         agree = (state["debiased"] == guess) | (state["debiased"] < 0)
-        chosen = self.choose(clean, relabelled, agree, ratio, state["visits"] >= self.least_visits(client.terms))
+        chosen = self.choose(
+            clean, relabelled, agree, ratio, state["visits"] >= self.least_visits(client.terms)
+        )
         skipped = int(chosen.sum()) <= self.too_few(client.terms)
         refined = labels if ratio <= self.clean_client else torch.where(relabelled, guess, labels)
         state.update(
@@ -156,7 +161,9 @@ class FedDiv(Method):
         if self.persist_relabels:
             state["labels"] = torch.where(agree, refined, labels)
 
-    def choose(self, clean: Tensor, relabelled: Tensor, agree: Tensor, ratio: float, sampling: bool) -> Tensor:
+    def choose(
+        self, clean: Tensor, relabelled: Tensor, agree: Tensor, ratio: float, sampling: bool
+    ) -> Tensor:
         """D̂_k as a mask [n]; `agree` is ŷ = ỹ, `sampling` is v_k ≥ v_min."""
         if ratio <= self.clean_client:
             return torch.ones_like(clean)
@@ -197,7 +204,8 @@ class FedDiv(Method):
         logits, losses = client.map(look)
         self.update_bias(logits, state)
         state["visits"] += 1
-        return {"filter": fit_filter(scaled(losses), start, self.em_steps)}
+        x = scaled(losses)
+        return {"filter": start if x is None else fit_filter(x, start, self.em_steps)}
 
     def update_bias(self, logits: Tensor, state: State) -> None:
         """ỹ under the old p_k; then p_k ← m·p_k + (1 − m)·mean prediction."""
@@ -241,44 +249,40 @@ def scaled(losses: Tensor) -> np.ndarray | None:
     return (x - low) / span if span > 1e-6 else None  # false for NaN too
 
 
-def responsibilities(x: np.ndarray, filter: Filter) -> np.ndarray:
+def responsibilities(x: np.ndarray, mixture: Filter) -> np.ndarray:
     """Posterior of both components [n, 2], in log space: variances may be tiny."""
-    means, variances, shares = filter
+    means, variances, shares = mixture
     log = np.log(shares) - 0.5 * (np.log(variances) + (x[:, None] - means) ** 2 / variances)
     weights = np.exp(log - log.max(1, keepdims=True))
     return weights / weights.sum(1, keepdims=True)
 
 
-def clean_posterior(x: np.ndarray | None, filter: Filter, size: int = 0) -> np.ndarray:
+def clean_posterior(x: np.ndarray, mixture: Filter) -> np.ndarray:
     """γ, the posterior of the component with the smaller mean."""
-    if x is None:
-        return np.ones(size)
-    return responsibilities(x, filter)[:, filter[0].argmin()]
+    return responsibilities(x, mixture)[:, mixture[0].argmin()]
 
 
-def maximise(x: np.ndarray, r: np.ndarray, filter: Filter) -> Filter:
+def maximise(x: np.ndarray, r: np.ndarray, mixture: Filter) -> Filter:
     """The M-step; a component without responsibility keeps its place and a share of 10⁻³."""
     mass = r.sum(0)
     empty = mass < 1e-8
     total = np.where(empty, 1.0, mass)
-    means = np.where(empty, filter[0], x @ r / total)
+    means = np.where(empty, mixture[0], x @ r / total)
     spread = (r * (x[:, None] - means) ** 2).sum(0) / total + LEAST_VARIANCE
     shares = np.where(empty, 1e-3, mass / len(x))
-    return np.stack([means, np.where(empty, filter[1], spread), shares / shares.sum()])
+    return np.stack([means, np.where(empty, mixture[1], spread), shares / shares.sum()])
 
 
-def fit_filter(x: np.ndarray | None, filter: Filter, steps: int) -> Filter:
+def fit_filter(x: np.ndarray, mixture: Filter, steps: int) -> Filter:
     """W_k: some EM steps from W, never from scratch, so that the components keep their order."""
-    if x is None:
-        return filter
     for _ in range(steps):
-        filter = maximise(x, responsibilities(x, filter), filter)
-    return ordered(filter)
+        mixture = maximise(x, responsibilities(x, mixture), mixture)
+    return ordered(mixture)
 
 
-def ordered(filter: Filter) -> Filter:
+def ordered(mixture: Filter) -> Filter:
     """The component with the smaller mean first: filters in another order cannot be averaged."""
-    return filter[:, np.argsort(filter[0], kind="stable")]
+    return mixture[:, np.argsort(mixture[0], kind="stable")]
 
 
 def average_filters(filters: Sequence[Filter], sizes: Sequence[int], power: int = 1) -> Filter:

@@ -1,0 +1,159 @@
+"""FedFixer: the global model and a personal model of each client choose clean samples for each other.
+
+Ji, Zhu, Xi, Gadyatskaya, Song, Cai, Liu. "FedFixer: Mitigating Heterogeneous Label Noise in Federated
+Learning". AAAI 2024, pp. 12830-12838. Neither its full text nor its code could be read: this is a
+reconstruction, and the following is unconfirmed.
+
+Unconfirmed: θ_k starts as a copy of w and is kept between visits; it never travels (FedGR's table of
+    costs charges 2M each way, here it is M).
+Unconfirmed: the filter is the sieve of CORES² (whose formula is that of its authors' code), after a
+    warm-up of T_w rounds that keeps everything.
+Unconfirmed: filter="small_loss" is that of Co-teaching, its rounds counted from the end of the warm-up.
+Unconfirmed: the label prior is the client's histogram of given labels, one added to each count.
+Unconfirmed: the distance is ½λ‖θ_k − w‖² to w as received, over parameters without BatchNorm statistics.
+Unconfirmed: the global model is trained with plain cross-entropy; clients are weighted by n_k.
+Unconfirmed: only w is tested; θ_k is never mixed into the reported accuracy.
+Unconfirmed: the values of β, λ and T_w; here they are choices.
+
+Symbols: w global model, θ_k personal model, K_w / K_θ what they keep, β weight of the confidence
+regulariser, pr label prior, λ weight of the distance regulariser.
+
+Where nothing is kept in a batch, the whole loss of that model is zero, distance included. SGD still takes
+its step with a zero gradient: velocity from earlier steps is spent one step early, and weight decay
+acts. To undo the move of the weights would lose that velocity, and to know in advance would make every
+step wait for the device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Terms, copy_weights, network_weights
+from flnl_methods.fl_coteaching import (
+    check_rate,
+    final_rate,
+    forget_rate,
+    kept_count,
+    mean_of_kept,
+    ramp,
+    small_loss,
+)
+
+
+class FedFixer(Method):
+    """Two models of a client update each other's selection; only the global one is sent and tested."""
+
+    name = "fedfixer"
+    reference = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
+    private = ("personal",)
+
+    confidence: float = 0.1  # β
+    confidence_ramp: float = 0.1  # share of all rounds in which β grows, after the warm-up
+    distance: float = 1.0  # λ
+    warmup_share: float = 0.2  # T_w as a share of all rounds; at least three rounds
+    filter: Literal["sieve", "small_loss"] = "sieve"
+    forget_rate: float | None = None  # τ of small_loss; None is what the setting announces, φ·E[ρ]
+    cr_on_global: bool = False  # the confidence regulariser on the global model, too
+
+    # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T_w, the rounds in which everything is kept."""
+        return max(3, round(self.warmup_share * terms.rounds))
+
+    def beta(self, t: int, terms: Terms) -> float:
+        """β in round t: zero until the end of the warm-up, then a linear ramp."""
+        length = max(1, round(self.confidence_ramp * terms.rounds))
+        return self.confidence * min(1.0, max(0.0, (t - self.warmup(terms)) / length))
+
+    def server_state(self, server: Server) -> State:
+        """Nothing; but a forget rate that is needed and missing is told before the first round."""
+        if self.filter == "small_loss":
+            check_rate(self.forget_rate, server.terms, self.name)
+        return {}
+
+    # -- two models --------------------------------------------------------------------------------
+    def build(self, new_net: Callable[[], nn.Module]) -> nn.Module:
+        """w, and a place for θ_k, which comes from the client."""
+        net = new_net()
+        return nn.ModuleDict({"global": net, "personal": copy.deepcopy(net)})
+
+    def predict(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The global model alone."""
+        return model.get_submodule("global")(x)
+
+    # -- a round on a client -----------------------------------------------------------------------
+    def client_state(self, client: Client) -> State:
+        """θ_k = w at the first visit, and the label prior."""
+        return {
+            "personal": copy_weights(network_weights(client.received.get_submodule("global"))),
+            "prior": label_prior(client.y, client.terms.classes),
+        }
+
+    def on_receive(self, model: nn.Module, client: Client) -> None:
+        """A clean sheet for what the two models keep; only the recorder reads it."""
+        client.state["kept"] = torch.ones(client.size, 2, dtype=torch.bool, device=client.y.device)
+
+    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
+        """L_θ over K_w + L_w over K_θ.
+
+        The graphs are separate, so each model gets its own gradient, and both choices come from one
+        forward pass, so it does not matter which model is updated first.
+        """
+        shared, personal = model.children()
+        z_w, z_theta, y = shared(batch.x), personal(batch.x), batch.y
+        k_w, k_theta = (self.keep(z.detach(), y, client.round, client.terms) for z in (z_w, z_theta))
+        client.state["kept"][batch.index] = torch.stack((k_w, k_theta), dim=1)
+        beta, prior = self.beta(client.round, client.terms), client.state["prior"]
+        l_theta = confident_loss(z_theta, y, prior, beta)
+        if self.distance:
+            w_ref = client.received.get_submodule("global")
+            l_theta = l_theta + self.distance * half_squared_distance(personal, w_ref)
+        l_w = confident_loss(z_w, y, prior, beta if self.cr_on_global else 0.0)
+        return mean_of_kept(l_theta, k_w) + mean_of_kept(l_w, k_theta)
+
+    def keep(self, logits: Tensor, y: Tensor, t: int, terms: Terms) -> Tensor:
+        """The samples [B] that a model with these logits takes for clean."""
+        since = t - self.warmup(terms)
+        if since < 0:
+            return torch.ones_like(y, dtype=torch.bool)
+        if self.filter == "sieve":
+            return sieve(logits, y)
+        tau = final_rate(self.forget_rate, terms)
+        count = kept_count(len(y), forget_rate(since, tau, ramp(terms.rounds)))
+        return small_loss(F.cross_entropy(logits, y, reduction="none"), count)
+
+    def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
+        """Clean is what both models kept in the last epoch of the client's last round."""
+        by_global, by_personal = state["kept"].float().mean(0).tolist()
+        numbers = {"kept_by_global": by_global, "kept_by_personal": by_personal}
+        return Beliefs(clean=state["kept"].all(1), numbers=numbers)
+
+
+def sieve(logits: Tensor, y: Tensor) -> Tensor:
+    """CE(z, y) ≤ mean_c CE(z, c), which is z_y ≥ mean_c z_c; equal logits are kept."""
+    return (logits - logits.gather(1, y.unsqueeze(1))).mean(1) <= 0
+
+
+def confident_loss(logits: Tensor, y: Tensor, prior: Tensor, beta: float) -> Tensor:
+    """CE(z, y) − β·Σ_c pr_c·CE(z, c); 1e-8 bounds the second term, without which it falls for ever."""
+    loss = F.cross_entropy(logits, y, reduction="none")
+    if not beta:
+        return loss
+    return loss + beta * ((logits.softmax(1) + 1e-8).log() * prior).sum(1)
+
+
+def half_squared_distance(model: nn.Module, anchor: nn.Module) -> Tensor:
+    """½‖θ − w‖² over the parameters; no gradient reaches the anchor."""
+    pairs = zip(model.parameters(), anchor.parameters(), strict=True)
+    return 0.5 * torch.stack([(a - b.detach()).square().sum() for a, b in pairs]).sum()
+
+
+def label_prior(y: Tensor, classes: int) -> Tensor:
+    """pr: the shares of the given labels, each count plus one."""
+    return (torch.bincount(y, minlength=classes) + 1) / (len(y) + classes)

@@ -1,0 +1,252 @@
+"""FedNoRo: find noisy clients by their losses per class, distil on them, trust far models less.
+
+Wu, Yu, Jiang, Cheng, Yan. "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class
+Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code; what the paper says
+otherwise is quoted from memory, unconfirmed: that the distance of models is one norm over all weights
+(`dist="global"`), that one mixture is fitted, and that absent classes are not treated in the
+divergence. How clients are sampled (the authors train all in every round) is ours: detection looks at
+all of them, the aggregation at those of the round.
+
+Two stages: (1) T1 rounds with logit-adjusted cross-entropy, then one split of all clients by a
+mixture over their mean losses per class, never revised; (2) clean clients go on as before, noisy ones
+distil from the global model, and their models count less the farther they are from clean ones.
+
+Symbols: t round, T all rounds, n_kc samples of client k with given label c, z logits, λ_t weight of
+distillation, b and e its first and last ramp-up round, A mean losses [K, C], D_k distance.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Terms, Update, Weights
+from flnl_bench.numerics import average
+
+Covariance = Literal["full", "diag", "spherical"]
+
+
+class FedNoRo(Method):
+    """Logit adjustment, one detection of noisy clients, distillation, distance-aware aggregation."""
+
+    name = "fednoro"
+    reference = "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning, IJCAI 2023"
+
+    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
+    lambda_max: float = 0.8  # a, weight of distillation after the ramp-up
+    ramp_sharpness: float = 5.0
+    temperature: float = 0.8  # of the teacher alone
+    tau: float = 1.0  # τ, strength of the logit adjustment
+    fits: int = 9  # mixtures that vote, with the seeds 0, 1, …
+    gmm_cov: Covariance = "full"
+    min_count: int = 1  # n_kc from which a class loss may set the range of its column; 3 is more robust
+    dist: Literal["tensorsum", "global"] = "tensorsum"
+    eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code detects on augmented images
+
+    # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T1; at most half of the rounds."""
+        visiting = math.ceil(terms.clients / terms.sampled)
+        return min(max(round(self.warmup_share * terms.rounds), 5, visiting), terms.rounds // 2)
+
+    def ramp_end(self, terms: Terms) -> int:
+        """e."""
+        return max(terms.rounds // 2 - 1, self.warmup(terms) + 1)
+
+    def distillation(self, terms: Terms, t: int) -> float:
+        """λ_t of a round of stage 2."""
+        shape = ramp(t, self.warmup(terms), self.ramp_end(terms), self.ramp_sharpness)
+        return self.lambda_max * shape
+
+    # -- a round on the server ---------------------------------------------------------------------
+    def server_state(self, server: Server) -> State:
+        """The noisy clients; None until they are looked for."""
+        return {"noisy": None}
+
+    def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
+        """A round of either stage; the last of the warm-up ends with the detection."""
+        super().round(server, federation)
+        if server.round == self.warmup(server.terms) - 1:
+            return self.detect(server, federation)
+        return {}
+
+    def detect(self, server: Server, federation: Federation) -> Mapping[str, float]:
+        """Ask every client for its class losses and split the clients, once."""
+        clients = range(server.terms.clients)
+        answers = federation.visit(clients, self.class_losses)
+        losses = np.stack([answers[k]["losses"].numpy() for k in clients])  # A [K, C]
+        trusted = np.ones_like(losses, dtype=bool)
+        if self.min_count > 1:
+            trusted = np.stack([answers[k]["counts"].numpy() for k in clients]) >= self.min_count
+        split = vote(class_profiles(losses, trusted), self.fits, self.gmm_cov)
+        failed = len(split.noisy) in (0, len(clients))
+        server.state["noisy"] = [] if failed else sorted(split.noisy)
+        return {
+            "noisy_clients": float(len(server.state["noisy"])),
+            "split_failed": float(failed),
+            "votes": float(split.votes),
+            "different_splits": float(split.different),
+        }
+
+    def inbox(self, server: Server, client_id: int) -> Mapping[str, Any]:
+        """Stage 2: whether the client is noisy, and λ_t."""
+        t, noisy = server.round, server.state["noisy"]
+        if noisy is None or t < self.warmup(server.terms):
+            return {}
+        return {"noisy": client_id in noisy, "distillation": self.distillation(server.terms, t)}
+
+    def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
+        """DaAgg among the clients of the round; FedAvg where there are not both kinds of clients."""
+        sound = [u for u in updates if is_finite(u.weights)]
+        if not sound:
+            return server.weights
+        called = set(server.state["noisy"] or [])
+        clean = [u.weights for u in sound if u.client not in called]
+        if not clean or len(clean) == len(sound):
+            return super().aggregate(server, sound)
+        distances = [
+            min(model_distance(u.weights, other, self.dist) for other in clean) if u.client in called else 0.0
+            for u in sound
+        ]
+        return average([u.weights for u in sound], distance_aware_shares([u.size for u in sound], distances))
+
+    # -- a round on a client -----------------------------------------------------------------------
+    def client_state(self, client: Client) -> State:
+        """The class counts n_kc of the labels that are trained on."""
+        return {"counts": F.one_hot(client.y, client.terms.classes).sum(0)}
+
+    def on_receive(self, model: nn.Module, client: Client) -> None:
+        """The adjustment of the logits in training."""
+        client.scratch["adjustment"] = log_prior(client.state["counts"], self.tau)
+
+    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
+        """LA; on noisy clients blended with distillation from the global model."""
+        adjustment = client.scratch["adjustment"]
+        logits = model(batch.x)
+        if not client.inbox.get("noisy", False):
+            return F.cross_entropy(logits + adjustment, batch.y, reduction="none")
+        with torch.no_grad():
+            guide = (client.received(batch.x) / self.temperature).softmax(1)
+        return distilled(logits, batch.y, adjustment, guide, client.inbox["distillation"])
+
+    def class_losses(self, client: Client) -> Mapping[str, Any]:
+        """A[k, ·]: mean plain cross-entropy of the global model for each given label, NaN if absent."""
+        losses = client.map(
+            lambda batch: F.cross_entropy(client.received(batch.x), batch.y, reduction="none"),
+            views=(self.eval_aug,),
+        )
+        counts = client.state["counts"]
+        members = F.one_hot(client.y, client.terms.classes).to(losses.dtype)  # [n, C]
+        answer = {"losses": (losses @ members) / counts}
+        return {**answer, "counts": counts.int()} if self.min_count > 1 else answer
+
+    # -- for the recorder alone --------------------------------------------------------------------
+    def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
+        """It judges clients, not samples."""
+        noisy = server.state["noisy"]
+        return Beliefs() if noisy is None else Beliefs(numbers={"called_noisy": float(client_id in noisy)})
+
+
+# -- training ------------------------------------------------------------------------------------------
+def log_prior(counts: Tensor, tau: float = 1.0) -> Tensor:
+    """τ·ln(n_kc / n_k) for each class; −∞ for absent ones, which then get no gradient."""
+    present = counts > 0
+    prior = counts.clamp_min(1) / counts.sum()
+    return torch.where(present, tau * prior.log(), -math.inf)
+
+
+def distilled(logits: Tensor, y: Tensor, adjustment: Tensor, guide: Tensor, weight: float) -> Tensor:
+    """λ·KL(guide ‖ student) + (1 − λ)·LA per example.
+
+    Absent classes count with a log-probability of 0, so the divergence may be negative.
+    """
+    log_p = F.log_softmax(logits + adjustment, dim=1)
+    log_p = torch.where(adjustment.isinf(), 0.0, log_p)
+    divergence = (torch.xlogy(guide, guide) - guide * log_p).sum(1)
+    return weight * divergence + (1 - weight) * F.nll_loss(log_p, y, reduction="none")
+
+
+def ramp(t: int, begin: int, end: int, sharpness: float = 5.0) -> float:
+    """exp(−5·(1 − progress)²) from `begin` to `end`; 1 where there is no time for a ramp."""
+    if end <= begin:
+        return 1.0
+    phase = 1.0 - (min(max(t, begin), end) - begin) / (end - begin)
+    return math.exp(-sharpness * phase**2)
+
+
+# -- detection -----------------------------------------------------------------------------------------
+class Split(NamedTuple):
+    """The outcome of a vote."""
+
+    noisy: frozenset[int]
+    votes: int  # mixtures that found this very set
+    different: int  # sets that were found
+
+
+def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.ndarray:
+    """Class losses [K, C] scaled column by column to 0…1 over the clients.
+
+    A class that a client lacks takes the smallest loss of its column; a class that all lack is left
+    out; a constant column becomes 0. Where a column has trusted entries, they alone set its range.
+    """
+    held = ~np.isnan(losses).all(0)
+    losses = losses[:, held].astype(np.float64)
+    present = ~np.isnan(losses)
+    setting = present if trusted is None else present & trusted[:, held]
+    setting = np.where(setting.any(0), setting, present)
+    filled = np.where(present, losses, np.where(present, losses, np.inf).min(0))
+    low = np.where(setting, losses, np.inf).min(0)
+    span = np.where(setting, losses, -np.inf).max(0) - low
+    return np.where(span > 0, (filled - low) / np.where(span > 0, span, 1.0), 0.0).clip(0.0, 1.0)
+
+
+def vote(profiles: np.ndarray, fits: int = 9, covariance: Covariance = "full") -> Split:
+    """Fit mixtures with several seeds; the set found most often wins. Empty where none can be fitted."""
+    if len(profiles) < 2 or profiles.shape[1] == 0 or not np.isfinite(profiles).all():
+        return Split(frozenset(), 0, 0)
+    found = [noisy_group(profiles, seed, covariance) for seed in range(fits)]
+    winner = most_frequent(found)
+    return Split(winner, found.count(winner), len(set(found)))
+
+
+def noisy_group(profiles: np.ndarray, seed: int, covariance: Covariance) -> frozenset[int]:
+    """The clients of the component whose mean losses are larger in sum."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    fit = GaussianMixture(2, covariance_type=covariance, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        component = fit.fit_predict(profiles)
+    return frozenset(int(k) for k in np.flatnonzero(component == fit.means_.sum(1).argmax()))
+
+
+def most_frequent(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The set that occurs most often; of several, the first."""
+    return max(sets, key=sets.count)
+
+
+# -- aggregation ---------------------------------------------------------------------------------------
+def model_distance(a: Weights, b: Weights, kind: Literal["tensorsum", "global"] = "tensorsum") -> float:
+    """The sum of the L2 norms of all tensors' differences, or the norm of all together."""
+    norms = torch.stack([(a[name] - b[name]).norm() for name in a if a[name].is_floating_point()])
+    return (norms.sum() if kind == "tensorsum" else norms.norm()).item()
+
+
+def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> list[float]:
+    """n_k·exp(−D_k / max D), scaled to sum to one."""
+    farthest = max(distances) or 1.0
+    shares = [n * math.exp(-d / farthest) for n, d in zip(sizes, distances, strict=True)]
+    return [share / sum(shares) for share in shares]
+
+
+def is_finite(weights: Weights) -> bool:
+    """Whether no weight is NaN or infinite."""
+    return all(bool(torch.isfinite(w).all()) for w in weights.values())

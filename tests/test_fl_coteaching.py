@@ -1,0 +1,307 @@
+"""FL-Coteaching against the closed-form checks of its specification."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from flnl_methods.fedavg import FedAvg
+from flnl_methods.fl_coteaching import (
+    FLCoteaching,
+    final_rate,
+    forget_rate,
+    kept_count,
+    mean_of_kept,
+    ramp,
+    small_loss,
+)
+from test_engine import Counter
+from torch import nn
+
+from flnl_bench import BadInput
+from flnl_bench.api import Server, Terms, Update
+from flnl_bench.engine.tree import count_bytes
+from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
+
+FIRST = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1, 0]]
+SECOND = [[0.0, 0, 1], [0, 2, 0], [1, 0, 0], [3, 0, 0]]
+LABELS = [0, 1, 2, 0]
+
+
+def terms_of(rounds=500, expected_noise=0.45):
+    return Terms(rounds, 100, 0.1, 10, 32, 10, expected_noise, True)
+
+
+# -- schedule ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("t", "expected"),
+    [(0, 0.0), (1, 0.01875), (5, 0.09375), (12, 0.225), (23, 0.43125), (24, 0.45), (400, 0.45)],
+)
+def test_the_forget_rate_grows_to_tau_within_25_rounds_of_the_paper(t, expected):
+    assert FLCoteaching().forget(t, terms_of()) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_forget_rate_is_near_the_papers_form():
+    # The paper writes τ·min(T/T_k, 1) with T = t + 1: 0.018, 0.036, 0.108, 0.234, 0.432, 0.45.
+    paper = {t: 0.45 * min((t + 1) / 25, 1) for t in (0, 1, 5, 12, 23, 24)}
+    assert list(paper.values()) == pytest.approx([0.018, 0.036, 0.108, 0.234, 0.432, 0.45])
+    assert all(abs(FLCoteaching().forget(t, terms_of()) - f) <= 0.04 * 0.45 + 1e-12 for t, f in paper.items())
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"), [(500, 25), (200, 25), (125, 25), (60, 12), (30, 6), (10, 3), (1, 3)]
+)
+def test_short_runs_ramp_over_a_fifth_of_their_rounds(rounds, expected):
+    assert ramp(rounds) == expected
+
+
+def test_thirty_rounds_reach_tau_in_the_sixth():
+    rates = [FLCoteaching().forget(t, terms_of(30)) for t in range(8)]
+    assert rates == pytest.approx([0, 0.09, 0.18, 0.27, 0.36, 0.45, 0.45, 0.45])
+
+
+def test_fewer_rounds_than_the_ramp_is_no_error():
+    assert all(0 <= FLCoteaching().forget(t, terms_of(2)) < 0.45 for t in range(2))
+    assert [forget_rate(t, 0.45, 25) for t in range(10)] == pytest.approx([0.45 * t / 24 for t in range(10)])
+    assert forget_rate(0, 0.45, 1) == 0.0
+
+
+def test_the_exponent_is_that_of_tau():
+    assert forget_rate(12, 0.5, 25, exponent=2.0) == pytest.approx(0.25 / 2)
+
+
+# -- tau ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("setting", "tau"),
+    [("sym-0.6", 0.45), ("sym-1.0", 0.75), ("asym-0.6", 0.18), ("mixed-0.6", 0.18), ("asym-1.0", 0.3)],
+)
+def test_tau_is_the_noise_ratio_that_the_setting_announces(setting, tau):
+    terms = toy_engine(FedAvg(), toy_scenario(setting)).terms
+    assert final_rate(None, terms) == pytest.approx(tau)
+    assert FLCoteaching().forget(terms.rounds, terms) == pytest.approx(tau)
+
+
+def test_clean_labels_are_never_dropped():
+    engine = toy_engine(FLCoteaching(), toy_scenario("clean"))
+    engine.server.round = 5
+    engine.federation.train([0])
+    assert engine.federation.states[0]["kept"].all()
+
+
+def test_every_client_has_the_same_tau():
+    engine = toy_engine(FLCoteaching(), toy_scenario("sym-0.5"), fraction=1.0)
+    play(engine)
+    dropped = [1 - state["kept"].float().mean().item() for state in engine.federation.states.values()]
+    assert len(dropped) == 6
+    assert np.ptp(dropped) == 0
+    assert dropped[0] > 0.3
+
+
+def test_natural_noise_needs_a_forget_rate():
+    server = Server(terms_of(expected_noise=math.nan), 1, {}, ())
+    with pytest.raises(BadInput, match="forget_rate"):
+        FLCoteaching().server_state(server)
+    FLCoteaching(forget_rate=0.39).server_state(server)
+    assert FLCoteaching(forget_rate=0.39).forget(100, server.terms) == 0.39
+    with pytest.raises(BadInput, match=r"-0\.2"):
+        FLCoteaching(forget_rate=-0.2).server_state(server)
+
+
+def test_a_tau_of_one_is_lowered_with_a_warning():
+    server = Server(terms_of(expected_noise=1.0), 1, {}, ())
+    with pytest.warns(UserWarning, match=r"0\.95"):
+        FLCoteaching().server_state(server)
+    assert FLCoteaching().forget(100, server.terms) == 0.95
+
+
+# -- selection ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("size", "forget", "expected"),
+    [
+        *[(32, 0.18, 26), (32, 0.3, 22), (32, 0.45, 17), (32, 0.75, 8), (32, 0.0, 32)],
+        *[(20, 0.18, 16), (20, 0.3, 14), (20, 0.45, 11), (20, 0.75, 5), (20, 0.0, 20)],
+        *[(1, 0.75, 1), (2, 0.75, 1), (3, 0.75, 1), (5, 0.8, 1), (10, 0.9, 1), (20, 0.9, 2)],
+    ],
+)
+def test_the_count_is_rounded_down_but_never_zero(size, forget, expected):
+    assert kept_count(size, forget) == expected
+
+
+def test_equal_losses_are_kept_in_their_order():
+    assert small_loss(torch.tensor([1.0, 0.5, 1.0, 1.0]), 3).tolist() == [True, True, True, False]
+
+
+class Fixed(nn.Module):
+    """Logits that are the parameters."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.z = nn.Parameter(torch.tensor(logits))
+
+    def forward(self, x):
+        return self.z
+
+
+def exchange(forget=0.45):
+    """Model, client and loss of the specification's worked example."""
+    model = nn.ModuleDict({"first": Fixed(FIRST), "second": Fixed(SECOND)})
+    client = SimpleNamespace(scratch={"forget": forget}, state={"kept": torch.ones(4, 2, dtype=torch.bool)})
+    batch = SimpleNamespace(x=None, y=torch.tensor(LABELS), index=torch.tensor([3, 2, 1, 0]))
+    return model, client, FLCoteaching().loss(model, batch, client)
+
+
+def test_the_networks_exchange_their_small_losses():
+    y = torch.tensor(LABELS)
+    l_1, l_2 = (F.cross_entropy(torch.tensor(z), y, reduction="none") for z in (FIRST, SECOND))
+    assert l_1.tolist() == pytest.approx([0.239545, 0.551445, 0.094923, 0.861995], abs=1e-6)
+    assert l_2.tolist() == pytest.approx([1.551445, 0.239545, 1.551445, 0.094923], abs=1e-6)
+    i_1, i_2 = (small_loss(losses, kept_count(4, 0.45)) for losses in (l_1, l_2))
+    assert i_1.tolist() == [True, False, True, False]
+    assert i_2.tolist() == [False, True, False, True]
+    assert mean_of_kept(l_1, i_2).mean().item() == pytest.approx(0.706720, abs=1e-6)
+    assert mean_of_kept(l_2, i_1).mean().item() == pytest.approx(1.551445, abs=1e-6)
+    # Without the swap both would be 0.167234.
+    assert mean_of_kept(l_1, i_1).mean().item() == pytest.approx(0.167234, abs=1e-6)
+    assert mean_of_kept(l_2, i_2).mean().item() == pytest.approx(0.167234, abs=1e-6)
+
+
+def test_the_loss_is_the_sum_of_both_exchanges_and_notes_who_kept_what():
+    _, client, loss = exchange()
+    assert loss.mean().item() == pytest.approx(0.706720 + 1.551445, abs=1e-6)
+    by_row = client.state["kept"].flip(0)  # the batch holds the rows 3, 2, 1, 0
+    assert by_row.tolist() == [[True, False], [False, True], [True, False], [False, True]]
+
+
+def test_a_network_learns_only_from_what_the_other_one_keeps():
+    model, _, loss = exchange()
+    loss.mean().backward()
+    first, second = (net.z.grad for net in model.children())
+    assert (first.abs().sum(1) > 0).tolist() == [False, True, False, True]
+    assert (second.abs().sum(1) > 0).tolist() == [True, False, True, False]
+    probabilities = torch.tensor(FIRST).softmax(1) - F.one_hot(torch.tensor(LABELS), 3)
+    # A plain mean of two, and of L_1 alone.
+    assert torch.allclose(first[[1, 3]], probabilities[[1, 3]] / 2, atol=1e-6)
+
+
+# -- prediction and averages ---------------------------------------------------------------------------
+def test_the_prediction_is_the_sum_of_logits_not_of_probabilities():
+    model = nn.ModuleDict({"first": Fixed([[6.0, 0, 0]]), "second": Fixed([[-4, 2.5, 0]])})
+    logits = FLCoteaching().predict(model, torch.zeros(1))
+    assert logits.tolist() == [[2.0, 2.5, 0.0]]
+    mean = (model["first"].z.softmax(1) + model["second"].z.softmax(1)) / 2
+    assert mean[0].tolist() == pytest.approx([0.498227, 0.462663, 0.039110], abs=1e-6)
+    assert (logits.argmax(1).item(), mean.argmax(1).item()) == (1, 0)
+
+
+def test_each_network_is_averaged_with_its_own_kind_by_full_sizes():
+    values = [((1.0, 2.0), 100), ((3.0, 4.0), 300), ((5.0, 6.0), 600)]
+    updates = [
+        Update(k, n, {"first.w": torch.tensor(a), "second.w": torch.tensor(b)}, {})
+        for k, ((a, b), n) in enumerate(values)
+    ]
+    mean = FLCoteaching().aggregate(Server(terms_of(), 1, {}, ()), updates)
+    assert [mean["first.w"].item(), mean["second.w"].item()] == pytest.approx([4.0, 5.0])
+
+
+def part(weights, name):
+    return {key.removeprefix(f"{name}."): t for key, t in weights.items() if key.startswith(f"{name}.")}
+
+
+def test_the_networks_start_from_different_draws_the_first_from_that_of_fedavg():
+    weights = toy_engine(FLCoteaching()).server.weights
+    first, second = part(weights, "first"), part(weights, "second")
+    alone = toy_engine(FedAvg()).server.weights
+    assert all(torch.equal(first[name], alone[name]) for name in alone)
+    assert not torch.equal(first["head.weight"], second["head.weight"])
+
+
+def test_equal_networks_stay_equal_to_the_bit():
+    class Twins(FLCoteaching):
+        """Both networks from one draw."""
+
+        name = "twins"
+
+        def build(self, new_net):
+            net = new_net()
+            return nn.ModuleDict({"first": net, "second": copy.deepcopy(net)})
+
+    engine = toy_engine(Twins(), rounds=4)
+    play(engine)
+    first, second = (part(engine.server.weights, name) for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_without_forgetting_each_network_is_a_fedavg_client():
+    both, alone = toy_engine(FLCoteaching(forget_rate=0.0)), toy_engine(FedAvg())
+    for engine in (both, alone):
+        engine.server.round = 5
+    trained = part(both.federation.train([0], epochs=1)[0].weights, "first")
+    expected = alone.federation.train([0], epochs=1)[0].weights
+    assert all(torch.allclose(trained[name], expected[name], atol=1e-6) for name in expected)
+
+
+def test_the_dropped_samples_still_enter_batchnorm():
+    def means(forget):
+        engine = toy_engine(FLCoteaching(forget_rate=forget), batch_size=64)  # one batch an epoch
+        engine.server.round = 5
+        weights = engine.federation.train([0], epochs=1)[0].weights
+        return next(t for name, t in weights.items() if name.endswith("running_mean"))
+
+    assert torch.equal(means(0.0), means(0.75))
+
+
+# -- cost, degenerate cases, beliefs -------------------------------------------------------------------
+def test_it_costs_two_models_each_way_and_two_passes():
+    engine, alone = toy_engine(FLCoteaching()), toy_engine(FedAvg())
+    model = count_bytes(alone.server.weights)
+    for row in play(engine):
+        clients = len(row["clients"])
+        samples = sum(engine.server.sizes[k] for k in row["clients"])
+        assert row["bytes_down"] == clients * 2 * model
+        assert row["bytes_up"] == clients * (2 * model + 8)  # and n_k
+        assert row["forward"] == row["backward"] == 2 * TRAINING.epochs * samples
+
+
+def test_the_forget_rate_of_each_round_is_recorded():
+    rates = [row["method"]["forget_rate"] for row in play(toy_engine(FLCoteaching(forget_rate=0.4)))]
+    assert rates == pytest.approx([0, 0.2, 0.4, 0.4, 0.4, 0.4])
+
+
+@pytest.mark.parametrize("forget", [0.0, 0.75, 0.95])
+def test_degenerate_clients_do_not_crash(forget):
+    # One sample, two samples, one class, all labels wrong; at 0.75 batches under four samples keep one.
+    engine = toy_engine(FLCoteaching(forget_rate=forget), degenerate_scenario(), fraction=1.0, rounds=4)
+    rows = play(engine)
+    assert all(np.isfinite([row["loss"], row["train_loss"]]).all() for row in rows)
+    assert engine.federation.states[0]["kept"].all()  # the only sample is always kept
+
+
+def test_no_step_waits_for_the_device():
+    def syncs(epochs):
+        engine = toy_engine(FLCoteaching())
+        engine.server.round = 5
+        with Counter() as counter:
+            engine.federation.train([0], epochs=epochs)
+        return counter.syncs
+
+    assert syncs(6) == syncs(1)
+
+
+def test_what_both_keep_is_believed_clean():
+    state = {"kept": torch.tensor([[True, True], [True, False], [False, False], [False, True]])}
+    beliefs = FLCoteaching().beliefs(Server(terms_of(), 1, {}, ()), 0, state)
+    assert beliefs.clean.tolist() == [True, False, False, False]
+    assert beliefs.numbers == {"networks_agree": 0.5}
+
+
+def test_the_selection_finds_wrong_labels_in_the_toy_world():
+    scenario = toy_scenario("sym-1.0:0.3-0.5")
+    engine = toy_engine(FLCoteaching(), scenario, rounds=15, fraction=1.0)
+    play(engine)
+    right = scenario.given == scenario.true
+    states = engine.federation.states
+    hits = [(s["kept"].all(1).numpy() == right[scenario.clients[k]]).mean() for k, s in states.items()]
+    assert np.mean(hits) > 0.8
