@@ -2,8 +2,11 @@
 
 import pytest
 from flnl_methods.fedavg import FedAvg
+from flnl_methods.fedcorr import FedCorr
+from flnl_methods.feddiv import FedDiv
 from flnl_methods.fedfixer import FedFixer
 from flnl_methods.fedgr import FedGR
+from flnl_methods.fednoro import FedNoRo
 from flnl_methods.fedprox import FedProx
 from flnl_methods.fl_coteaching import FLCoteaching
 from flnl_methods.fl_dividemix import FLDivideMix
@@ -21,6 +24,12 @@ METHODS = [
     FLCoteaching,
     FedFixer,
     FedFixer(filter="small_loss", cr_on_global=True),
+    FedDiv,
+    FedDiv(filter_mode="release", persist_relabels=True, confidence=0.0),
+    FedCorr,
+    FedCorr(chunk=2, prox="squared", eval_aug="weak"),
+    FedNoRo,
+    FedNoRo(min_count=3, dist="global"),
 ]
 
 

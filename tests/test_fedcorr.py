@@ -1,5 +1,6 @@
 """FedCorr against the closed-form checks of its specification."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,16 +18,14 @@ from flnl_methods.fedcorr import (
     note_scores,
     upper_group,
 )
-from flnl_methods.lid import client_dimension, local_dimensions
 from test_engine import Counter
 from torch import nn
 
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.tree import count_bytes
-from flnl_bench.numerics import bounded_cross_entropy
+from flnl_bench.numerics import bounded_cross_entropy, loss_mixture
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
-ROWS = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8]])
 WIDE = toy_scenario("sym-0.5:0.4-0.8")
 
 
@@ -40,88 +39,26 @@ def server_of(terms, seed=1):
     return server
 
 
-# -- the dimension of predictions --------------------------------------------------------------------
-def test_the_dimension_of_points_on_a_line():
-    points = torch.tensor([[float(x), 0.0] for x in (0, 1, 3, 7, 15, 31)])
-    values = local_dimensions(points, neighbours=3)
-    assert values.tolist() == pytest.approx([1.074034, 1.037929, 3.058637, 4.203059, 4.203060, 4.203061], rel=1e-4)
-    assert client_dimension(points, neighbours=3).mean == pytest.approx(2.963297, rel=1e-4)
-
-
-def test_the_dimension_of_predictions():
-    values = local_dimensions(ROWS, neighbours=2)
-    assert values.tolist() == pytest.approx([1.242668, 1.442692, 1.242669, 1.442693, 40.966511], rel=1e-4)
-    assert values.mean().item() == pytest.approx(9.267447, rel=1e-4)
-
-
-def test_a_client_with_few_rows_counts_the_neighbours_it_has():
-    values = local_dimensions(ROWS, neighbours=20)
-    assert values.tolist() == pytest.approx([1.785231, 1.600247, 1.641675, 1.511675, 16.343036], rel=1e-4)
-    assert values.mean().item() == pytest.approx(4.576373, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("scale", "mean"), [(1.0, 13.552372), (1e-2, 13.472016), (1e-4, 8.645215), (1e-6, 0.813915)]
-)
-def test_the_scale_of_the_rows_matters_only_when_they_almost_coincide(scale, mean):
-    rows = ROWS.double() * scale
-    assert local_dimensions(rows, neighbours=3).mean().item() == pytest.approx(mean, rel=1e-4)
-
-
-def test_equal_rows_have_dimension_zero():
-    assert local_dimensions(ROWS[:1].expand(5, 3), neighbours=3).tolist() == [0.0] * 5
-
-
-def test_equidistant_rows_explode_and_are_dropped():
-    corners = torch.eye(3)
-    assert local_dimensions(corners, neighbours=2).tolist() == pytest.approx([4.828433e6] * 3, rel=1e-4)
-    far = torch.eye(8)
-    assert client_dimension(far, neighbours=2) == (None, 1.0)
-    mean, dropped = client_dimension(torch.cat([ROWS, ROWS + 0.03]), neighbours=3)
-    assert (np.isfinite(mean), dropped) == (True, 0.0)
-
-
-def test_only_usable_rows_enter_the_mean_and_the_others_are_counted():
-    crowd = torch.rand(30, 40, generator=torch.Generator().manual_seed(0)) * 0.1
-    corners = 50 * torch.eye(40)[:10]  # far from the crowd and from each other, at equal distances
-    values = local_dimensions(torch.cat([crowd, corners]), neighbours=5)
-    score = client_dimension(torch.cat([crowd, corners]), neighbours=5)
-    assert (values[30:] > 1e3).all()
-    assert score.dropped == pytest.approx(0.25)
-    assert score.mean == pytest.approx(values[:30].mean().item())
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_below_six_rows_a_client_has_no_score(size):
-    assert client_dimension(torch.rand(size, 3)) == (None, 0.0)
-
-
-def test_predictions_that_are_not_numbers_give_no_score():
-    assert client_dimension(torch.full((8, 3), float("nan"))).mean is None
-
-
-def test_blocks_do_not_change_the_dimension(monkeypatch):
-    rows = torch.rand(50, 3, generator=torch.Generator().manual_seed(1))
-    whole = local_dimensions(rows)
-    monkeypatch.setattr("flnl_methods.lid.BLOCK", 7)
-    assert torch.equal(local_dimensions(rows), whole)
-
-
 # -- losses and mixtures -----------------------------------------------------------------------------
 def test_the_sample_loss_applies_softmax_twice():
     logits = torch.tensor([[0.7, 0.2, 0.1]]).log().expand(3, 3)
     y = torch.arange(3)
-    assert FedCorr().sample_losses(logits, y).tolist() == pytest.approx([0.767950, 1.267950, 1.367950], rel=1e-5)
+    assert FedCorr().sample_losses(logits, y).tolist() == pytest.approx(
+        [0.767950, 1.267950, 1.367950], rel=1e-5
+    )
     plain = FedCorr(loss_space="nll").sample_losses(logits, y)
     assert plain.tolist() == pytest.approx([0.356675, 1.609438, 2.302585], rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("classes", "right", "wrong", "uniform"), [(10, 1.461150, 2.461150, 2.302585), (100, 3.622207, 4.622207, 4.605170)]
+    ("classes", "right", "wrong", "uniform"),
+    [(10, 1.461150, 2.461150, 2.302585), (100, 3.622207, 4.622207, 4.605170)],
 )
 def test_the_sample_loss_has_a_range_of_one(classes, right, wrong, uniform):
     sure = F.one_hot(torch.tensor([0, 0]), classes).float()
-    assert bounded_cross_entropy(sure, torch.tensor([0, 1])).tolist() == pytest.approx([right, wrong], rel=1e-6)
+    assert bounded_cross_entropy(sure, torch.tensor([0, 1])).tolist() == pytest.approx(
+        [right, wrong], rel=1e-6
+    )
     even = torch.full((1, classes), 1 / classes)
     assert bounded_cross_entropy(even, torch.tensor([3])).item() == pytest.approx(uniform, rel=1e-6)
 
@@ -130,8 +67,6 @@ def test_the_sample_loss_has_a_range_of_one(classes, right, wrong, uniform):
 def test_the_mixture_over_clients_finds_the_noisy_ones(seed):
     lid = np.array([3.0, 3.1, 2.9, 3.2, 3.05, 5.0, 5.4, 4.8, 5.2, 2.95])
     assert np.flatnonzero(upper_group(lid, seed)).tolist() == [5, 6, 7, 8]
-    from flnl_bench.numerics import loss_mixture
-
     fit = loss_mixture(lid, seed=seed)
     assert fit.means == pytest.approx((3.033333, 5.1), rel=1e-4)
     assert fit.shares == pytest.approx((0.6, 0.4), rel=1e-4)
@@ -268,7 +203,14 @@ def test_images_are_mixed_as_their_labels_are():
 # -- schedule ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("rounds", "iterations", "finetuning", "usual"),
-    [(500, 5, 237, 213), (100, 5, 26, 24), (60, 3, 16, 14), (50, 2, 16, 14), (40, 2, 10, 10), (1000, 5, 500, 450)],
+    [
+        (500, 5, 237, 213),
+        (100, 5, 26, 24),
+        (60, 3, 16, 14),
+        (50, 2, 16, 14),
+        (40, 2, 10, 10),
+        (1000, 5, 500, 450),
+    ],
 )
 def test_the_budgets_of_the_specification(rounds, iterations, finetuning, usual):
     schedule = FedCorr().schedule(terms_of(rounds))
@@ -296,7 +238,9 @@ def test_any_number_of_rounds_has_a_schedule_that_ends_with_usual_training(clien
             assert iterations >= 2
 
 
-@pytest.mark.parametrize(("clients", "sampled", "chunk"), [(100, 10, 1), (100, 10, 10), (49, 5, 1), (20, 6, 3)])
+@pytest.mark.parametrize(
+    ("clients", "sampled", "chunk"), [(100, 10, 1), (100, 10, 10), (49, 5, 1), (20, 6, 3)]
+)
 def test_an_iteration_visits_every_client_once(clients, sampled, chunk):
     method, server, chunks = FedCorr(chunk=chunk), server_of(terms_of(500, clients, sampled)), []
 
@@ -327,7 +271,7 @@ def test_chunks_of_one_hand_the_model_from_client_to_client():
     engine.play_round()
     assert len(seen) == engine.terms.sampled
     weights = [w["head.weight"] for w in [*seen, engine.server.weights]]
-    assert not any(torch.equal(a, b) for a, b in zip(weights, weights[1:], strict=False))
+    assert not any(torch.equal(a, b) for a, b in pairwise(weights))
 
 
 # -- stages ------------------------------------------------------------------------------------------
@@ -370,7 +314,7 @@ def test_the_stages_follow_each_other(watched):
 
 def test_the_cumulative_dimension_only_grows_and_only_in_stage_one(watched):
     lids = [h.lid for h in watched.history]
-    assert all((b >= a).all() for a, b in zip(lids, lids[1:], strict=False))
+    assert all((b >= a).all() for a, b in pairwise(lids))
     first = watched.schedule.preprocessing
     assert lids[first - 1].min() > 0
     assert all((lid == lids[first - 1]).all() for lid in lids[first:])
@@ -384,6 +328,24 @@ def test_clients_called_clean_have_no_noise(watched):
         assert all(h.noise_ratio[k] == 0 for k in range(6) if k not in h.noisy)
     assert any(h.noisy for h in watched.history[1:])
     assert watched.history[0].noisy is None
+
+
+def test_a_client_that_is_no_longer_called_noisy_loses_its_noise_ratio():
+    server = server_of(terms_of(100, 6, 6))
+    server.state["noise_ratio"][:] = 0.7
+    server.state["lid"][:] = [1, 1.1, 0.9, 6, 1, 1]
+    server.state["score"][:] = [1, 1.1, 0.9, 1, 1, 8]
+    asked = []
+
+    def visit(ids, task):
+        asked.extend((k, FedCorr().inbox(server, k)["noise_ratio"]) for k in ids)
+        return {k: {"noise_ratio": 0.25} for k in ids}
+
+    FedCorr().end_iteration(server, SimpleNamespace(visit=visit))
+    assert server.state["lid"].tolist() == pytest.approx([2, 2.2, 1.8, 7, 2, 9])
+    assert server.state["noisy"] == [3, 5]
+    assert server.state["noise_ratio"].tolist() == [0, 0, 0, 0.25, 0, 0.25]
+    assert asked == [(3, 0.0), (5, 0.0)]
 
 
 def test_labels_change_only_on_noisy_clients_at_the_end_of_iterations_and_of_stage_two(watched):
@@ -573,7 +535,7 @@ def test_beliefs_are_the_suspects_of_noisy_clients_and_the_current_labels():
 
 def test_wrong_labels_are_corrected_in_the_toy_world():
     scenario = toy_scenario("sym-0.5:0.3-0.4")
-    engine = toy_engine(FedCorr(), scenario, rounds=30, fraction=1.0)
+    engine = toy_engine(FedCorr(), scenario, rounds=24, fraction=1.0)
     play(engine)
     wrong = scenario.given != scenario.true
     current = scenario.given.copy()
@@ -582,7 +544,9 @@ def test_wrong_labels_are_corrected_in_the_toy_world():
     assert (current != scenario.true).sum() < 0.5 * wrong.sum()
 
 
-@pytest.mark.parametrize("flags", [{"chunk": 3}, {"prox": "squared"}, {"loss_space": "nll", "eval_aug": "weak"}])
+@pytest.mark.parametrize(
+    "flags", [{"chunk": 3}, {"prox": "squared"}, {"loss_space": "nll", "eval_aug": "weak"}]
+)
 def test_every_flag_runs_through_all_stages(flags):
     rows = play(toy_engine(FedCorr(**flags), WIDE))
     assert [row["method"]["stage"] for row in rows] == [1, 1, 1, 1, 2, 3]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -60,14 +60,9 @@ class FedCorr(Method):
 
     name = "fedcorr"
     reference = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
-    variants = {
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": {"iterations": 10, "finetuning_share": 0.5},
-        "clothing1m": {
-            "iterations": 2,
-            "finetuning_share": 0.5,
-            "relabel_ratio": 0.8,
-            "confidence": 0.9,
-        },
+        "clothing1m": {"iterations": 2, "finetuning_share": 0.5, "relabel_ratio": 0.8, "confidence": 0.9},
     }
 
     iterations: int = 5  # T1, at most; fewer in short runs

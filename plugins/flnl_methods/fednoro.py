@@ -193,7 +193,7 @@ class Split(NamedTuple):
 def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.ndarray:
     """Class losses [K, C] scaled column by column to 0…1 over the clients.
 
-    A class that a client lacks takes the smallest loss of its column; a class that all lack is left
+    A class that a client lacks looks like the cleanest of its column, 0; a class that all lack is left
     out; a constant column becomes 0. Where a column has trusted entries, they alone set its range.
     """
     held = ~np.isnan(losses).all(0)
@@ -201,10 +201,10 @@ def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.
     present = ~np.isnan(losses)
     setting = present if trusted is None else present & trusted[:, held]
     setting = np.where(setting.any(0), setting, present)
-    filled = np.where(present, losses, np.where(present, losses, np.inf).min(0))
     low = np.where(setting, losses, np.inf).min(0)
     span = np.where(setting, losses, -np.inf).max(0) - low
-    return np.where(span > 0, (filled - low) / np.where(span > 0, span, 1.0), 0.0).clip(0.0, 1.0)
+    scaled = (losses - low) / np.where(span > 0, span, 1.0)
+    return np.where(present & (span > 0), scaled, 0.0).clip(0.0, 1.0)
 
 
 def vote(profiles: np.ndarray, fits: int = 9, covariance: Covariance = "full") -> Split:
