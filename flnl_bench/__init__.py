@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flnl_bench.api import Client as Client
     from flnl_bench.api import Federation as Federation
     from flnl_bench.api import Method as Method
+    from flnl_bench.api import Model as Model
     from flnl_bench.api import Server as Server
     from flnl_bench.api import State as State
     from flnl_bench.api import Step as Step

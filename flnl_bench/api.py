@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from flnl_bench.numerics import average
 from flnl_bench.streams import stream
 
+Model = Any  # an nn.Module: a Network (with `features` and `both`), or what Method.build makes of some
 Weights = dict[str, Tensor]  # parameters and buffers by name
 State = dict[str, Any]  # tensors, arrays, numbers, strings, None, nested in dicts, lists and tuples
 
@@ -73,13 +74,13 @@ class Client:
     terms: Terms
     round: int
     y: Tensor  # given labels [n]
-    received: nn.Module  # the global model as sent, frozen, in evaluation mode
+    received: Model  # the global model as sent, frozen, in evaluation mode
     state: State  # survives rounds; the engine checkpoints it
     inbox: Mapping[str, Any]  # what the server sent beside the weights
     epochs: int
     rng: np.random.Generator  # the method's own draws on this client in this round
     batch_rng: np.random.Generator  # order of the examples: the same for every method
-    bind: Callable[[Weights], nn.Module]  # a frozen model that shares memory with other weights
+    bind: Callable[[Weights], Model]  # a frozen model that shares memory with other weights
     map: Callable[..., Any]  # map(fn, views=("plain",)): fn(batch) over its examples in order, no gradient
     scratch: dict[str, Any] = field(default_factory=dict)  # for this round only, e.g. a teacher's logits
 
@@ -138,6 +139,7 @@ class Beliefs:
     clean: Tensor | np.ndarray | None = None  # bool [n], judged clean
     clean_probability: Tensor | np.ndarray | None = None  # [n]
     noise_ratio: float | None = None  # estimated share of wrong labels
+    noisy_client: bool | None = None  # judged a noisy client
     labels: Tensor | np.ndarray | None = None  # int [n], labels that are trained on now, -1 for none
     pseudo_labels: Tensor | np.ndarray | None = None  # int [n], labels guessed by a model, -1 for none
     numbers: Mapping[str, float] = field(default_factory=dict)  # averaged over the round's clients
@@ -178,11 +180,11 @@ class Method:
         """The augmentations of each training batch: "plain", "weak" or "strong"."""
         return ("weak",)
 
-    def build(self, new_net: Callable[[], nn.Module]) -> nn.Module:
+    def build(self, new_net: Callable[[], Model]) -> Model:
         """The model that is sent, trained and averaged; two models make a ModuleDict."""
         return new_net()
 
-    def predict(self, model: nn.Module, x: Tensor) -> Tensor:
+    def predict(self, model: Model, x: Tensor) -> Tensor:
         """The logits that are evaluated."""
         return model(x)
 
@@ -191,21 +193,21 @@ class Method:
         """The state of a client that is seen for the first time."""
         return {}
 
-    def on_receive(self, model: nn.Module, client: Client) -> None:
+    def on_receive(self, model: Model, client: Client) -> None:
         """Work before the first step of a round."""
 
-    def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
+    def plan(self, model: Model, client: Client) -> Iterator[Sequence[Step]]:
         """The steps of the round, in portions; the model is trained on a portion before the next is asked."""
         yield client.steps()
 
-    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
+    def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
         """One loss per example; its mean is minimised."""
         return F.cross_entropy(model(batch.x), batch.y, reduction="none")
 
-    def on_step(self, model: nn.Module, client: Client) -> None:
+    def on_step(self, model: Model, client: Client) -> None:
         """Work after every optimiser step."""
 
-    def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
+    def upload(self, model: Model, client: Client) -> Mapping[str, Any]:
         """What travels up beside the weights and n_k; the trained model is in evaluation mode."""
         return {}
 

@@ -14,6 +14,12 @@ class MissingData(RuntimeError):
     """A data set is not on this machine and could not be fetched (exit code 3)."""
 
 
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
 def unknown(what: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:
     """An error that names the unknown thing, its nearest match and what is allowed."""
     allowed = sorted(allowed)

@@ -27,6 +27,11 @@ def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) ->
     return mean
 
 
+def is_finite(weights: Mapping[str, Tensor]) -> bool:
+    """Whether no weight is NaN or infinite."""
+    return all(bool(torch.isfinite(w).all()) for w in weights.values())
+
+
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """−Σ_c target_c · log softmax(logits)_c per example; the target need not sum to one."""
     return -(target * F.log_softmax(logits, dim=1)).sum(1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import pluggy
 
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.errors import BadInput, one_line, unknown
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 GROUP = "flnl_bench"
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
+
+TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")  # as written after --set key=
 
 
 class Hooks:
@@ -50,11 +52,13 @@ class Registry:
         """Register one class of a plugin, or note why not."""
         from flnl_bench.api import Method
 
-        if not (isinstance(cls, type) and issubclass(cls, Method) and isinstance(getattr(cls, "name", None), str)):
+        is_method = isinstance(cls, type) and issubclass(cls, Method)
+        if not (is_method and isinstance(getattr(cls, "name", None), str)):
             self.problems.append(f"plugin {plugin!r}: {cls!r} is not a Method class with a name; skipped")
         elif cls.name in self.methods:
             self.problems.append(
-                f"plugin {plugin!r}: method {cls.name!r} is already there (from {self.origin[cls.name]!r}); skipped"
+                f"plugin {plugin!r}: method {cls.name!r} is already there "
+                f"(from {self.origin[cls.name]!r}); skipped"
             )
         else:
             self.methods[cls.name] = cls
@@ -96,9 +100,12 @@ def load_registry(manager: pluggy.PluginManager | None = None) -> Registry:
     for entry in entry_points(group=GROUP):
         try:
             manager.register(entry.load(), name=entry.name)
+            manager.check_pending()
             registry.plugins[entry.name] = entry.dist.name if entry.dist else "?"
         except Exception as error:
-            registry.problems.append(f"plugin {entry.name!r} ({entry.value}): {_first_line(error)}; skipped")
+            if manager.has_plugin(entry.name):  # a hook of it is not ours: it must not spoil the others
+                manager.unregister(name=entry.name)
+            registry.problems.append(f"plugin {entry.name!r} ({entry.value}): {one_line(error)}; skipped")
     for plugin, module in manager.list_name_plugin():
         _collect(registry, manager, plugin, module)
     return registry
@@ -108,23 +115,17 @@ def _collect(registry: Registry, manager: pluggy.PluginManager, plugin: str, mod
     """Ask one plugin for its methods."""
     others = [other for other in manager.get_plugins() if other is not module]
     try:
-        manager.check_pending()
         answers = manager.subset_hook_caller("flnl_register_methods", others)()
         for cls in (cls for answer in answers for cls in answer):
             registry.add(plugin, cls)
     except Exception as error:
-        registry.problems.append(f"plugin {plugin!r}: {_first_line(error)}; skipped")
+        registry.problems.append(f"plugin {plugin!r}: {one_line(error)}; skipped")
 
 
 @functools.cache
 def default_registry() -> Registry:
     """The registry of this process."""
     return load_registry()
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
 
 
 # -- hyper-parameters on the command line -----------------------------------------------------------
@@ -144,7 +145,9 @@ def _unknown_key(method: str, key: str, kinds: Mapping[str, Any]) -> BadInput:
         return BadInput(f"--set {key}: {method} has no hyper-parameters")
     near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return BadInput(f"--set {key}: {method} has no such hyper-parameter{hint} (it has: {', '.join(sorted(kinds))})")
+    return BadInput(
+        f"--set {key}: {method} has no such hyper-parameter{hint} (it has: {', '.join(sorted(kinds))})"
+    )
 
 
 def parse_value(key: str, text: str, kind: Any) -> Any:
@@ -161,10 +164,9 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
             raise unknown("value", text, allowed, f"--set {key}")
         return typing.get_args(kind)[allowed.index(text)]
     if kind is bool:
-        words = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
-        if text.lower() not in words:
+        if text.lower() not in (*TRUE, *FALSE):
             raise BadInput(f"--set {key}={text}: expected true or false")
-        return words[text.lower()]
+        return text.lower() in TRUE
     try:
         return kind(text)
     except (TypeError, ValueError):

@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.data import Dataset, load_dataset
+from flnl_bench.data import Dataset, dataset_name, load_dataset
 from flnl_bench.errors import unknown
 from flnl_bench.presets import load_preset
 from flnl_bench.registry import Registry, default_registry, values_of
-from flnl_bench.scenario import Scenario, check_dataset, load_scenario, make_scenario, parse_partition, parse_setting
+from flnl_bench.scenario import (
+    Scenario,
+    check_dataset,
+    load_scenario,
+    make_scenario,
+    parse_partition,
+    parse_setting,
+)
 
 if TYPE_CHECKING:
+    from flnl_bench.api import Method
     from flnl_bench.runner import Run
 
 
@@ -42,41 +50,58 @@ def _dataset(name: str, data_dir: Path | None) -> Dataset:
     return load_dataset(name, data_dir)
 
 
-def prepare(request: Request, registry: Registry | None = None) -> Run:
-    """Check the request, load the data, make the scenario and the method."""
+def describe(
+    request: Request,
+    registry: Registry | None = None,
+    given: Scenario | None = None,
+    device: str | None = None,
+) -> tuple[RunConfig, Method]:
+    """The configuration of a run, which names its folder, and the method; no data are read.
+
+    Args:
+        request: what the user asked for.
+        registry: where methods are found.
+        given: the imported scenario of the request, if it has one.
+        device: the kind of device that the run will find elsewhere; else chosen on this machine.
+    """
     from flnl_bench.engine.engine import choose_device
-    from flnl_bench.runner import Run
 
     registry = registry or default_registry()
     preset = load_preset(request.preset)
-    given = load_scenario(request.scenario) if request.scenario else None
-    dataset_name = given.dataset if given else request.dataset
+    dataset = given.dataset if given else dataset_name(request.dataset)
     base = registry.method_class(request.method).name
-    method = registry.make(request.method, preset.hyperparameters(dataset_name, base), request.changes)
-    device = choose_device(request.device)
-    if given:
-        training = preset.training(dataset_name, **request.training, clients=len(given.clients), samples=given.samples)
-        dataset = _dataset(dataset_name, request.data_dir)
-        check_dataset(given, dataset)
-        scenario = given
-    else:
-        setting, partition = parse_setting(request.setting), parse_partition(request.partition)
-        training = preset.training(dataset_name, **request.training)
-        dataset = _dataset(dataset_name, request.data_dir)
-        scenario = generate(dataset, partition.name, setting.name, training.clients, request.seed, training.samples)
+    method = registry.make(request.method, preset.hyperparameters(dataset, base), request.changes)
+    device = device or choose_device(request.device).type
+    fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
+    training = preset.training(dataset, **request.training, **fixed)
+    _check_network(training)
     config = RunConfig(
         method=request.method,
-        dataset=scenario.dataset,
-        partition=scenario.partition,
-        setting=scenario.setting,
+        dataset=dataset,
+        partition=given.partition if given else parse_partition(request.partition).name,
+        setting=given.setting if given else parse_setting(request.setting).name,
         preset=request.preset,
         seed=request.seed,
-        device=device.type,
+        device=device,
         training=training,
         hyperparameters=values_of(method),
-        scenario=scenario.fingerprint if given else None,
+        scenario=given.fingerprint if given else None,
     )
-    _check_network(training)
+    return config, method
+
+
+def prepare(request: Request, registry: Registry | None = None) -> Run:
+    """Check the request, load the data, make the scenario and the method."""
+    from flnl_bench.runner import Run
+
+    given = load_scenario(request.scenario) if request.scenario else None
+    config, method = describe(request, registry, given)
+    training, dataset = config.training, _dataset(config.dataset, request.data_dir)
+    if given:
+        check_dataset(given, dataset)
+    scenario = given or generate(
+        dataset, config.partition, config.setting, training.clients, request.seed, training.samples
+    )
     return Run(config, method, dataset, scenario, request.out)
 
 
@@ -97,4 +122,6 @@ def generate(
     """The scenario of a protocol; a preset's subset is not larger than the data set."""
     if samples is not None and samples >= len(dataset.train_y):
         samples = None
-    return make_scenario(dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples)
+    return make_scenario(
+        dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples
+    )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
-import numpy as np
 import torch
 
 from flnl_bench.api import Beliefs, Method
@@ -17,8 +16,11 @@ from flnl_bench.config import RunConfig
 from flnl_bench.data import Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import BadInput
-from flnl_bench.recorder.diagnostics import Probe, as_array, judge
+from flnl_bench.errors import one_line
+from flnl_bench.files import finite
+from flnl_bench.recorder.beliefs import save_beliefs
+from flnl_bench.recorder.claim import Busy, Claim, claimed
+from flnl_bench.recorder.diagnostics import Probe, judge
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.provenance import now, provenance
 from flnl_bench.recorder.summary import summarise
@@ -42,6 +44,11 @@ class Run:
         """Where its files are."""
         return RunFolder(run_folder(self.out, self.config))
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What it can go on from."""
+        return Checkpoint(self.folder.path / "checkpoint")
+
     def finished(self) -> dict[str, Any] | None:
         """The record of the run if it is done already."""
         record = self.folder.read()
@@ -51,21 +58,17 @@ class Run:
         """Run or resume to the end and return the record; a finished run is only read."""
         folder = self.folder
         folder.create()
-        lock = filelock.FileLock(folder.path / ".lock")
-        try:
-            with lock.acquire(blocking=False):
-                if fresh:
-                    _clear(folder.path)
-                return self.finished() or self._play(folder, progress)
-        except filelock.Timeout:
-            raise BadInput(f"another process is working on {folder.path}") from None
+        with claimed(folder.path) as claim:
+            if fresh:
+                _clear(folder.path)
+            return self.finished() or self._play(folder, claim, progress)
 
-    def _play(self, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+    def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
         device = torch.device(self.config.device)
         engine = Engine(
             self.method, self.dataset, self.scenario, self.config.training, self.config.seed, device
         )
-        checkpoint = Checkpoint(folder.path / "checkpoint")
+        checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
         if checkpoint.exists:
             state, clients, rounds = checkpoint.load()
@@ -79,15 +82,21 @@ class Run:
         try:
             while engine.round < engine.rounds:
                 row = self._row(engine, probe)
+                claim.check()
                 folder.append_round(row)
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
                 progress(row)
-        except KeyboardInterrupt:
-            folder.write({**record, "status": "interrupted", "summary": summarise(rounds) if rounds else None})
+            save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
+        except Busy:
+            raise  # the files are another's now
+        except (KeyboardInterrupt, Exception) as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            record |= {"status": "interrupted" if stopped else "failed"}
+            record |= {} if stopped else {"error": one_line(error), "traceback": traceback.format_exc()}
+            folder.write({**record, "summary": summarise(rounds) if rounds else None})
             raise
         record |= {"status": "done", "ended": now(), "summary": summarise(rounds)}
-        self._save_beliefs(engine, folder)
         folder.write(record)
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
@@ -102,7 +111,7 @@ class Run:
                 "fingerprint": scenario.fingerprint,
                 "clients": len(scenario.clients),
                 "samples": int(sum(scenario.sizes)),
-                "noise_ratio": scenario.overall,
+                "noise_ratio": scenario.overall if scenario.truth_known else None,
             },
             "provenance": provenance(device),
             "started": previous.get("started", now()),
@@ -119,35 +128,11 @@ class Run:
                 **probe.look(engine.predict_train(probe.rows)),
                 **judge(self._beliefs(engine), self.scenario, row["clients"]),
             }
-        return row
+        return finite(row)
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
         states = engine.federation.states
         return {k: self.method.beliefs(engine.server, k, state) for k, state in sorted(states.items())}
-
-    def _save_beliefs(self, engine: Engine, folder: RunFolder) -> None:
-        """Per-sample and per-client estimates with the truth beside them."""
-        beliefs = self._beliefs(engine)
-        clients = sorted(beliefs)
-        rows = [self.scenario.clients[k] for k in clients]
-        arrays: dict[str, np.ndarray] = {
-            "row": np.concatenate(rows),
-            "client": np.repeat(clients, [len(r) for r in rows]),
-            "given": np.concatenate([self.scenario.given[r] for r in rows]),
-            "true": np.concatenate([self.scenario.true[r] for r in rows]),
-            "realised_ratio": self.scenario.realised,
-            "estimated_ratio": np.full(len(self.scenario.clients), np.nan),
-        }
-        for name in ("clean", "clean_probability", "labels", "pseudo_labels"):
-            values = [getattr(beliefs[k], name) for k in clients]
-            if all(value is not None for value in values):
-                arrays[name] = np.concatenate([as_array(value) for value in values])
-        for k in clients:
-            ratio = beliefs[k].noise_ratio
-            arrays["estimated_ratio"][k] = np.nan if ratio is None else ratio
-        temporary = folder.path / ".beliefs.tmp.npz"
-        np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
-        temporary.rename(folder.path / "beliefs.npz")
 
 
 def _clear(path: Path) -> None:

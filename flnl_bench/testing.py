@@ -1,5 +1,7 @@
 """The conformance kit: what every method must fulfil, for authors of method plugins.
 
+In a test file of the plugin:
+
     from flnl_bench.testing import parametrize_with_checks
 
     @parametrize_with_checks([MyMethod])
@@ -72,7 +74,9 @@ def toy_dataset(train: int = 180, test: int = 60, classes: int = 3) -> Dataset:
 
 def toy_scenario(setting: str = "sym-0.5", partition: str = "iid", seed: int = 1) -> Scenario:
     """Six clients of the toy data."""
-    return make_scenario(toy_dataset(), partition=partition, setting=setting, clients=TRAINING.clients, seed=seed)
+    return make_scenario(
+        toy_dataset(), partition=partition, setting=setting, clients=TRAINING.clients, seed=seed
+    )
 
 
 def degenerate_scenario() -> Scenario:
@@ -89,7 +93,9 @@ def degenerate_scenario() -> Scenario:
 def toy_engine(method: Method, scenario: Scenario | None = None, **changes: Any) -> Engine:
     """An engine of the toy world, on the CPU."""
     training = dataclasses.replace(TRAINING, **changes)
-    return Engine(method, toy_dataset(), scenario or toy_scenario(), training, seed=1, device=torch.device("cpu"))
+    return Engine(
+        method, toy_dataset(), scenario or toy_scenario(), training, seed=1, device=torch.device("cpu")
+    )
 
 
 def play(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
@@ -106,7 +112,9 @@ def play(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
 def check_declared(method: Method) -> None:
     """It has a name, a docstring and a reference; its variants exist; it cannot be changed."""
     cls = type(method)
-    assert re.fullmatch(r"[a-z][a-z0-9-]*", cls.name), f"{cls.name!r} is not lower-case words joined by dashes"
+    assert re.fullmatch(r"[a-z][a-z0-9-]*", cls.name), (
+        f"{cls.name!r} is not lower-case words joined by dashes"
+    )
     assert cls.__doc__, "no docstring"
     assert cls.reference, "no reference"
     for variant, values in cls.variants.items():
@@ -166,7 +174,9 @@ class _Isolated:
 
     def _copy(self) -> Workbench:
         names = ("method", "terms", "model")
-        return dataclasses.replace(self.workbench, **{n: copy.deepcopy(getattr(self.workbench, n)) for n in names})
+        return dataclasses.replace(
+            self.workbench, **{n: copy.deepcopy(getattr(self.workbench, n)) for n in names}
+        )
 
     def train(self, task: Task) -> Result:
         return copy.deepcopy(self._copy().train(copy.deepcopy(task)))
@@ -247,5 +257,8 @@ def parametrize_with_checks(methods: Iterable[type[Method] | Method]) -> Any:
             if getattr(instance, f.name) != f.default
         ]
         name = "-".join([instance.name, *changed])
-        cases += [pytest.param(functools.partial(check, instance), id=f"{name}-{check.__name__}") for check in CHECKS]
+        cases += [
+            pytest.param(functools.partial(check, instance), id=f"{name}-{check.__name__}")
+            for check in CHECKS
+        ]
     return pytest.mark.parametrize("check", cases)

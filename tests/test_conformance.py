@@ -12,7 +12,7 @@ from flnl_methods.fl_coteaching import FLCoteaching
 from flnl_methods.fl_dividemix import FLDivideMix
 
 from flnl_bench import Method
-from flnl_bench.testing import parametrize_with_checks, check_blind, check_isolated, check_resumes
+from flnl_bench.testing import check_blind, check_isolated, check_resumes, parametrize_with_checks
 
 METHODS = [
     FedAvg,

@@ -1,6 +1,7 @@
 """The engine on models so small that their weights can be computed by hand."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def world(sizes, labels):
     """Clients of given sizes, client k with all labels equal to labels[k]."""
     base = toy_scenario("clean")
     edges = np.cumsum([0, *sizes])
-    clients = tuple(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
+    clients = tuple(np.arange(a, b) for a, b in itertools.pairwise(edges))
     given = base.given.copy()
     for rows, label in zip(clients, labels, strict=True):
         given[rows] = label
@@ -101,7 +102,10 @@ def test_the_proximal_term_pulls_towards_the_received_weights():
 
 
 def test_averages_are_weighted_and_include_buffers():
-    models = [{"w": torch.tensor([1.0]), "mean": torch.tensor([2.0])}, {"w": torch.tensor([5.0]), "mean": torch.tensor([6.0])}]
+    models = [
+        {"w": torch.tensor([1.0]), "mean": torch.tensor([2.0])},
+        {"w": torch.tensor([5.0]), "mean": torch.tensor([6.0])},
+    ]
     mean = average(models, [100, 300])
     assert (mean["w"].item(), mean["mean"].item()) == (4.0, 5.0)
 
@@ -178,7 +182,10 @@ def test_notes_of_a_step_reach_the_loss():
         name = "noted"
 
         def plan(self, model, client):
-            yield [Step(np.array([0, 1, 2]), {"lam": 0.3, "order": torch.tensor([2, 0])}), Step(np.array([3, 4]))]
+            yield [
+                Step(np.array([0, 1, 2]), {"lam": 0.3, "order": torch.tensor([2, 0])}),
+                Step(np.array([3, 4])),
+            ]
             yield [Step(np.array([5, 6]), {"order": torch.tensor([1])})]
 
         def loss(self, model, batch, client):
@@ -216,7 +223,9 @@ def test_a_private_part_trains_on_its_client_and_is_never_sent():
         def loss(self, model, batch, client):
             return 0.5 * (model["shared"].w - batch.y) ** 2 + 0.5 * (model["own"].w - 10) ** 2
 
-    engine = toy_engine(Personal(), world((10, 30), (0, 2)), epochs=1, batch_size=64, momentum=0.0, weight_decay=0.0)
+    engine = toy_engine(
+        Personal(), world((10, 30), (0, 2)), epochs=1, batch_size=64, momentum=0.0, weight_decay=0.0
+    )
     updates = engine.federation.train([1])
     assert set(updates[0].weights) == {"shared.w", "shared.seen"}
     assert engine.federation.states[1]["own"]["w"].item() == pytest.approx(7.3)
@@ -252,7 +261,9 @@ class Counter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), FedAvg(view="strong"), FedProx(), FedGR(warmup_share=0.0), FedGR(teacher="online")], ids=repr
+    "method",
+    [FedAvg(), FedAvg(view="strong"), FedProx(), FedGR(warmup_share=0.0), FedGR(teacher="online")],
+    ids=repr,
 )
 def test_no_step_waits_for_the_device(method):
     def syncs(epochs):

@@ -12,7 +12,6 @@ from flnl_methods.fedcorr import (
     clean_clients,
     corrected,
     distance,
-    is_finite,
     largest,
     mixup_loss,
     note_scores,
@@ -23,7 +22,7 @@ from torch import nn
 
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.tree import count_bytes
-from flnl_bench.numerics import bounded_cross_entropy, loss_mixture
+from flnl_bench.numerics import bounded_cross_entropy, is_finite, loss_mixture
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 WIDE = toy_scenario("sym-0.5:0.4-0.8")
@@ -529,6 +528,8 @@ def test_beliefs_are_the_suspects_of_noisy_clients_and_the_current_labels():
     assert method.beliefs(server, 1, state).clean.tolist() == [False, True, True]
     assert method.beliefs(server, 1, state).noise_ratio == pytest.approx(1 / 3)
     assert method.beliefs(server, 0, state).clean.tolist() == [True] * 3
+    assert before.noisy_client is None
+    assert [method.beliefs(server, k, state).noisy_client for k in (0, 1)] == [False, True]
     assert method.beliefs(server, 0, state).labels is labels
     assert before.numbers == {"lid_dropped": 0.25}
 

@@ -23,7 +23,9 @@ def server_of(clients=2, sampled=2, rounds=10, seed=1):
 
 def client_of(*, round, state, received=None, rounds=10, inbox=None):
     terms = Terms(rounds, 2, 1.0, 2, 16, 3, 0.75, True)
-    return SimpleNamespace(terms=terms, round=round, state=state, received=received, inbox=inbox or {}, scratch={})
+    return SimpleNamespace(
+        terms=terms, round=round, state=state, received=received, inbox=inbox or {}, scratch={}
+    )
 
 
 # -- sieve -------------------------------------------------------------------------------------------
@@ -64,7 +66,9 @@ def test_where_no_two_groups_can_be_told_apart_everything_is_clean(losses):
 def refine(q, clean, ratio, pseudo, given=2, classes=8, **options):
     one_hot = F.one_hot(torch.tensor([given]), classes).float()
     method = FedGR(**options)
-    return method.refine_labels(one_hot, torch.tensor([q]), torch.tensor([clean]), ratio, torch.tensor([pseudo]))[0]
+    return method.refine_labels(
+        one_hot, torch.tensor([q]), torch.tensor([clean]), ratio, torch.tensor([pseudo])
+    )[0]
 
 
 def test_a_noisy_sample_gets_a_blend_of_given_and_pseudo_label():
@@ -123,7 +127,9 @@ def test_the_teacher_is_revised_by_the_global_model(round, ratio, usable, expect
     method, received = FedGR(), OneWeight(2.0)
     pseudo = torch.full((10,), -1)
     clean = torch.arange(10) < usable
-    client = client_of(round=round, received=received, state={"pseudo": pseudo, "teacher": {"w": torch.tensor([1.0])}})
+    client = client_of(
+        round=round, received=received, state={"pseudo": pseudo, "teacher": {"w": torch.tensor([1.0])}}
+    )
     assert method.warmup(client.terms) == 2
     method.revise_teacher(client, clean, ratio, revising=round >= 2)
     assert client.state["teacher"]["w"].item() == pytest.approx(expected, abs=0 if expected == 2.0 else 1e-7)
@@ -131,7 +137,9 @@ def test_the_teacher_is_revised_by_the_global_model(round, ratio, usable, expect
 
 
 def test_the_first_visit_takes_the_global_model_whole():
-    client = client_of(round=5, received=OneWeight(2.0), state={"pseudo": torch.zeros(4).long(), "teacher": {}})
+    client = client_of(
+        round=5, received=OneWeight(2.0), state={"pseudo": torch.zeros(4).long(), "teacher": {}}
+    )
     FedGR().revise_teacher(client, torch.ones(4, dtype=torch.bool), 0.0, revising=True)
     assert client.state["teacher"]["w"].item() == 2.0
 
@@ -184,10 +192,13 @@ def test_the_three_parts_add_up():
     model = make_network("tiny-cnn", channels=1, classes=3).eval()
     logits = torch.randn(4, 3)
     parts = [
-        loss_of(FedGR(lambda_b=b, lambda_r=r), 5, model, logits).item() for b, r in ((0, 0), (1, 0), (0, 1), (2.0, 0.5))
+        loss_of(FedGR(lambda_b=b, lambda_r=r), 5, model, logits).item()
+        for b, r in ((0, 0), (1, 0), (0, 1), (2.0, 0.5))
     ]
     supervised, with_b, with_r, together = parts
-    assert together == pytest.approx(supervised + 2 * (with_b - supervised) + 0.5 * (with_r - supervised), rel=1e-5)
+    assert together == pytest.approx(
+        supervised + 2 * (with_b - supervised) + 0.5 * (with_r - supervised), rel=1e-5
+    )
 
 
 def test_the_divergence_of_equal_logits_is_zero_and_has_no_gradient():

@@ -446,10 +446,10 @@ def test_every_flag_runs_with_degenerate_clients(flags):
 
 def test_it_says_which_clients_it_calls_noisy_once_it_knows():
     engine = toy_engine(FedNoRo(), WIDE)
-    assert engine.method.beliefs(engine.server, 1, {}).numbers == {}
+    assert engine.method.beliefs(engine.server, 1, {}).noisy_client is None
     engine.server.state["noisy"] = [1]
-    called = [engine.method.beliefs(engine.server, k, {}).numbers["called_noisy"] for k in (0, 1)]
-    assert called == [0.0, 1.0]
+    called = [engine.method.beliefs(engine.server, k, {}).noisy_client for k in (0, 1)]
+    assert called == [False, True]
 
 
 def test_the_noisy_clients_of_the_toy_world_are_found():

@@ -32,7 +32,7 @@ def metered(**options):
 @pytest.mark.parametrize(
     ("name", "classes", "weights"),
     [
-        ("tiny-cnn", 10, 24_346),
+        ("tiny-cnn", 10, 94_762),
         ("resnet8", 10, 75_290),
         ("resnet20", 10, 269_722),
         ("resnet18", 10, 11_173_962),

@@ -82,7 +82,7 @@ def test_an_operation_equals_torchvision_image_by_image(name, channels, size):
 
 def test_operations_run_in_the_order_drawn():
     images = some_images(60, 3, 32)
-    operation, magnitude = draw_operations(60, np.random.default_rng(1))
+    operation, magnitude = draw_operations(60, 3, np.random.default_rng(1))
     want = images
     for column in range(3):
         columns = operation[:, [column]], magnitude[:, [column]]
@@ -91,7 +91,7 @@ def test_operations_run_in_the_order_drawn():
 
 
 def test_all_operations_are_drawn_and_stay_in_their_range():
-    operation, magnitude = draw_operations(2000, np.random.default_rng(0))
+    operation, magnitude = draw_operations(2000, 3, np.random.default_rng(0))
     for number, (name, ends) in enumerate(RANGES.items()):
         drawn = magnitude[operation == number]
         assert 300 < len(drawn) < 570, name  # 6000 / 14 = 429, standard deviation 20

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flnl_bench.cli import listing, run, scenario, show
+from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
 from flnl_bench.cli.console import note
 from flnl_bench.errors import BadInput, MissingData
 
@@ -22,7 +22,10 @@ app = typer.Typer(name="flnl-bench", add_completion=False, pretty_exceptions_ena
 app.command("run")(run.run)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
+app.command("suite")(suite.suite)
+app.command("leaderboard")(leaderboard.leaderboard)
 app.add_typer(scenario.app, name="scenario")
+app.add_typer(results.app, name="results")
 
 
 @app.callback(invoke_without_command=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from flnl_bench.files import json_text
 
 FACT = 9  # width of the names of facts, so that lists below each other line up
 
@@ -36,7 +37,7 @@ def waiting(what: str) -> contextlib.AbstractContextManager[object]:
 
 def print_json(value: Any) -> None:
     """Exactly one JSON document on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value, indent=2))
 
 
 def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
@@ -60,9 +61,14 @@ def facts() -> Table:
 
 
 # -- numbers for people ------------------------------------------------------------------------------
-def percent(value: float | None) -> str:
+def percent(value: float | None, digits: int = 2) -> str:
     """A number that is a percentage already, or a dash."""
-    return "–" if value is None else f"{value:.2f} %"
+    return "–" if value is None else f"{value:.{digits}f} %"
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """A number, or a dash."""
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def amount(value: float, unit: str = "") -> str:

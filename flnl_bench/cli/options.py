@@ -67,15 +67,15 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
     return numbers
 
 
-def parse_changes(changes: list[str]) -> dict[str, str]:
-    """The `key=value` pairs of --set."""
+def parse_changes(changes: list[str], name: str = "--set") -> dict[str, str]:
+    """The `key=value` pairs of --set or of an option like it."""
     pairs: dict[str, str] = {}
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise BadInput(f"--set {text!r}: expected KEY=VALUE, as in --set mu=0.1")
+            raise BadInput(f"{name} {text!r}: expected KEY=VALUE, as in {name} mu=0.1")
         if key.strip() in pairs:
-            raise BadInput(f"--set {key.strip()} is given twice")
+            raise BadInput(f"{name} {key.strip()} is given twice")
         pairs[key.strip()] = value.strip()
     return pairs
 

@@ -43,8 +43,9 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     together["seeds"] = [run["seed"] for run in runs]
     for metric in ("last10", "best"):
         values = [run[metric] for run in runs]
-        together[metric] = statistics.fmean(values)
-        together[f"{metric}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        known = None not in values
+        together[metric] = statistics.fmean(values) if known else None
+        together[f"{metric}_std"] = statistics.stdev(values) if known and len(values) > 1 else None
     return {**together, "runs": list(runs)}
 
 
@@ -58,7 +59,7 @@ def title_of(config: Mapping[str, Any]) -> str:
 def scenario_line(scenario: Mapping[str, Any]) -> str:
     """What the method was up against."""
     ratio = scenario["noise_ratio"]
-    noise = "unknown" if ratio is None or ratio != ratio else f"{100 * ratio:.1f} %"
+    noise = "unknown" if ratio is None else f"{100 * ratio:.1f} %"
     return (
         f"{scenario['fingerprint']}: {scenario['clients']} clients, {scenario['samples']} images, "
         f"{noise} wrong labels"
@@ -71,6 +72,11 @@ def cost_line(summary: Mapping[str, Any]) -> str:
         f"{amount(summary['bytes_down'], 'B')} down, {amount(summary['bytes_up'], 'B')} up, "
         f"{amount(summary['forward'])} forward, {amount(summary['backward'])} backward passes"
     )
+
+
+def best_round(summary: Mapping[str, Any]) -> str:
+    """The best round as people count, from one."""
+    return "–" if summary["best_round"] is None else str(summary["best_round"] + 1)
 
 
 def memorised(row: Mapping[str, Any]) -> float | None:
@@ -89,9 +95,9 @@ def print_run(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fold
         f"{percent(summary['last10'])}  mean test accuracy of the last {min(LAST, summary['rounds'])} rounds",
     )
     lines.add_row(
-        "best", f"{percent(summary['best'])}  in round {summary['best_round'] + 1} of {summary['rounds']}"
+        "best", f"{percent(summary['best'])}  in round {best_round(summary)} of {summary['rounds']}"
     )
-    at_best, at_end = memorised(rows[summary["best_round"]]), memorised(rows[-1])
+    at_best, at_end = memorised(rows[summary["best_round"] or 0]), memorised(rows[-1])
     if at_end is not None:
         lines.add_row(
             "memorised",
@@ -113,7 +119,7 @@ def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
             str(run["seed"]),
             percent(run["last10"]),
             percent(run["best"]),
-            str(run["best_round"] + 1),
+            best_round(run),
             duration(run["seconds"]),
             run["scenario"],
         )
@@ -133,5 +139,5 @@ def print_paths(**lines: str) -> None:
         stdout().print(f"{name:<{FACT}}  {text}", soft_wrap=True)
 
 
-def _plus_minus(mean: float, deviation: float | None) -> str:
-    return f"{mean:.2f} %" if deviation is None else f"{mean:.2f} ± {deviation:.2f} %"
+def _plus_minus(mean: float | None, deviation: float | None) -> str:
+    return percent(mean) if deviation is None else f"{mean:.2f} ± {deviation:.2f} %"

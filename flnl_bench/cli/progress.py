@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from flnl_bench.cli.console import duration, note, stderr
+from flnl_bench.cli.console import decimal, duration, note, percent, stderr
 
 Watch = Callable[[Mapping[str, Any]], None]  # called with each finished round
 
@@ -62,7 +62,8 @@ def _bar(console: Console, label: str, rounds: int) -> Iterator[Show]:
         task = progress.add_task(label, total=rounds, numbers="")
 
         def show(row: Mapping[str, Any], quiet: bool) -> None:
-            numbers = f" · {row['accuracy']:.1f} % · loss {row['loss']:.2f} · {duration(pace.left(row))} left"
+            state = f"{percent(row['accuracy'], 1)} · loss {decimal(row['loss'], 2)}"
+            numbers = f" · {state} · {duration(pace.left(row))} left"
             progress.update(task, completed=row["round"] + 1, numbers=numbers)
 
         yield show
@@ -77,8 +78,8 @@ def _lines(label: str, rounds: int) -> Iterator[Show]:
         left, number = pace.left(row), row["round"] + 1
         if not quiet and (number % every == 0 or number == rounds):
             note(
-                f"{label}: round {number}/{rounds}, accuracy {row['accuracy']:.2f} %, "
-                f"loss {row['loss']:.3f}, {duration(left)} left"
+                f"{label}: round {number}/{rounds}, accuracy {percent(row['accuracy'])}, "
+                f"loss {decimal(row['loss'], 3)}, {duration(left)} left"
             )
 
     yield show

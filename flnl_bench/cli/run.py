@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,7 +120,7 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
     from flnl_bench.cli.progress import watching
 
     total, path = run.config.training.rounds, run.folder.path
-    done = 0 if fresh else checkpointed(path)
+    done = 0 if fresh else run.checkpoint.finished_rounds
     if not fresh and run.finished():
         note(f"found finished in {path} (use --fresh to run it again)")
     try:
@@ -129,17 +128,9 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
             return run.play(fresh=fresh, progress=watch)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"interrupted after round {checkpointed(path)} of {total}; the same command "
+            f"interrupted after round {run.checkpoint.finished_rounds} of {total}; the same command "
             f"{'without --fresh ' if fresh else ''}goes on from there"
         ) from None
-
-
-def checkpointed(path: Path) -> int:
-    """How many rounds a checkpoint holds; whether it is whole is found out when it is loaded."""
-    try:
-        return len(json.loads((path / "checkpoint" / "state.json").read_text())["rounds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def report(runs: list[Run], records: list[dict[str, Any]], *, several: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from flnl_bench.cli import options
 from flnl_bench.cli.console import duration, facts, percent, print_json, stdout
 from flnl_bench.cli.curve import plot
-from flnl_bench.cli.outcome import cost_line, print_paths, scenario_line, title_of
+from flnl_bench.cli.outcome import best_round, cost_line, print_paths, scenario_line, title_of
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder.folder import RunFolder
 
@@ -65,7 +65,7 @@ def read(folder: RunFolder) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise BadInput(f"{folder.path / 'run.json'} is torn, or not a run of this version of flnl-bench")
     try:
         rows = folder.read_rounds()
-        numbers = [(float(row["accuracy"]), row["seconds"]) for row in rows]
+        numbers = [(float(row["accuracy"] or 0.0), row["seconds"]) for row in rows]
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{folder.rounds_file} does not hold rounds of flnl-bench") from None
     if record.get("status") == "done" and not numbers:
@@ -107,7 +107,7 @@ def status_line(record: Mapping[str, Any], rounds: int) -> str:
 
 def print_curve(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """Test accuracy over the rounds, and the share of wrong labels that is memorised."""
-    curves = {"test accuracy": [row["accuracy"] for row in rows]}
+    curves = {"test accuracy": [row["accuracy"] or 0.0 for row in rows]}
     memorised = [(row.get("diagnostics") or {}).get("memorised") for row in rows]
     if all(value is not None for value in memorised):
         curves["wrong labels memorised"] = memorised
@@ -122,7 +122,7 @@ def print_results(console: Console, rows: Sequence[Mapping[str, Any]], summary: 
     """Headline numbers, diagnostics of the last round, cost."""
     lines = facts()
     lines.add_row("last-10", percent(summary["last10"]))
-    lines.add_row("best", f"{percent(summary['best'])} in round {summary['best_round'] + 1}")
+    lines.add_row("best", f"{percent(summary['best'])} in round {best_round(summary)}")
     last = rows[-1].get("diagnostics") or {}
     if last.get("accuracy_clean") is not None:
         lines.add_row("training", f"{percent(last['accuracy_clean'])} right on clean samples")

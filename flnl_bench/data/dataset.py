@@ -24,6 +24,8 @@ class Augmentation:
     rotation: float = 0.0  # weak view: up to this many degrees either way
     resized_crop: bool = False  # strong view: random resized crop instead of the padded crop
     colour: bool = True  # False: colour operations are the identity (one-channel images)
+    operations: int = 3  # strong view: RandAugment operations an image
+    cutout: float = 0.5  # strong view: largest side of the grey square, as a share of the image's
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,18 @@ from flnl_bench.errors import BadInput, unknown
 DOORS = {"npz": load_npz, "folder": load_folder}
 
 
+def dataset_name(name: str) -> str:
+    """The one way to write the name of a data set, or an error that says what is wrong with it."""
+    door, colon, path = name.partition(":")
+    if colon and door in DOORS:
+        if not path:
+            raise BadInput(f"data set {name!r} needs a path, as in {door}:PATH")
+        return f"{door}:{Path(path).expanduser()}"
+    if name not in DATASETS or door in DOORS:
+        raise unknown("data set", name, DATASETS)
+    return name
+
+
 def load_dataset(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
     """Load a data set by name.
 
@@ -26,13 +38,10 @@ def load_dataset(name: str, data_dir: str | Path | None = None, progress: Progre
         data_dir: the data folder; else FLNL_DATA, else the user's cache folder.
         progress: called as (what, done, total) while a large data set is decoded.
     """
+    name = dataset_name(name)
     door, colon, path = name.partition(":")
-    if colon and door in DOORS:
-        if not path:
-            raise BadInput(f"data set {name!r} needs a path, as in {door}:PATH")
-        return DOORS[door](Path(path).expanduser())
-    if name not in DATASETS or door in DOORS:
-        raise unknown("data set", name, DATASETS)
+    if colon:
+        return DOORS[door](Path(path))
     if name == "digits":
         return load_digits()
     if name == "clothing1m":

@@ -8,18 +8,18 @@ changed are written again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from flnl_bench.errors import BadInput
+from flnl_bench.files import replace_file
 
 FORMAT = 1
 
@@ -38,7 +38,19 @@ class Checkpoint:
     @property
     def exists(self) -> bool:
         """Whether there is something to go on from."""
-        return (self.folder / "state.json").exists()
+        return self._root.exists()
+
+    @property
+    def finished_rounds(self) -> int:
+        """How many rounds it holds; whether it is whole is found out when it is loaded."""
+        try:
+            return len(json.loads(self._root.read_text())["rounds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    @property
+    def _root(self) -> Path:
+        return self.folder / "state.json"
 
     def save(
         self, state: Mapping[str, Any], clients: Mapping[int, Any], changed: Iterable[int], rounds: list[dict]
@@ -54,13 +66,13 @@ class Checkpoint:
             "clients": {str(k): name for k, name in self._clients.items()},
             "rounds": rounds,
         }
-        write_atomically(self.folder / "state.json", json.dumps(root))
+        replace_file(self._root, json.dumps(root))
         self._clean(root)
 
     def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict]]:
         """The engine's state, the clients' states and the history."""
         try:
-            root = json.loads((self.folder / "state.json").read_text())
+            root = json.loads(self._root.read_text())
             if root["format"] != FORMAT:
                 raise ValueError(f"format {root['format']}, this version reads {FORMAT}")
             self._clients = {int(k): name for k, name in root["clients"].items()}
@@ -76,15 +88,11 @@ class Checkpoint:
     def _write(self, name: str, tree: Any) -> str:
         tensors: dict[str, Tensor] = {}
         shape = _encode(tree, tensors)
-        temporary = self.folder / f".{name}.tmp"
-        save_file(tensors, temporary, metadata={"tree": json.dumps(shape)})
-        _flush(temporary)
-        os.replace(temporary, self.folder / f"{name}.safetensors")
-        return f"{name}.safetensors"
+        file = f"{name}.safetensors"
+        replace_file(self.folder / file, save(tensors, metadata={"tree": json.dumps(shape)}))
+        return file
 
     def _read(self, name: str) -> Any:
-        from safetensors import safe_open
-
         path = self.folder / name
         with safe_open(path, "pt") as file:
             tree = json.loads(file.metadata()["tree"])
@@ -96,21 +104,6 @@ class Checkpoint:
         for path in self.folder.iterdir():
             if path.name not in wanted:
                 path.unlink()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file beside and rename it, so that readers see the old or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _flush(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:

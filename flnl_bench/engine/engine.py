@@ -95,7 +95,6 @@ class Engine:
             return make_network(
                 training.model,
                 channels=channels,
-                size=self.augmentation.size,
                 classes=self.terms.classes,
                 norm=training.norm,
                 pretrained=training.pretrained,
@@ -104,7 +103,7 @@ class Engine:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "initial weights"))
             model = self.method.build(new_net)
-        return model.to(self.device, memory_format=torch.channels_last)
+        return model.to(self.device).to(memory_format=torch.channels_last)
 
     @property
     def round(self) -> int:

@@ -236,9 +236,9 @@ def _part(weights: Weights, part: str) -> Weights:
     return {name[len(part) + 1 :]: t for name, t in weights.items() if name.split(".")[0] == part}
 
 
-def _notes_on(steps: Sequence[Step], device: torch.device) -> list[Mapping[str, Any]]:
+def _notes_on(steps: Sequence[Step], device: torch.device) -> list[dict[str, Any]]:
     """The notes of all steps with their tensors on the device, one copy for each name."""
-    notes = [dict(step.note) for step in steps]
+    notes: list[dict[str, Any]] = [dict(step.note) for step in steps]
     for key in {k for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
         owners = [note for note in notes if key in note]
         joined = torch.cat([note[key] for note in owners]).to(device, non_blocking=True)

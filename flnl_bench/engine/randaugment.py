@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROUNDS = 3
-
 # Name and range of the magnitude. The five geometric ones come last: they run as one.
 RANGES: dict[str, tuple[float, float]] = {
     "identity": (0.0, 0.0),
@@ -40,11 +38,11 @@ GEOMETRY = NUMBER["rotate"]
 GROUP_END = {name: number + 1 for name, number in NUMBER.items()} | {"rotate": len(NAMES)}
 
 
-def draw_operations(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the operations and their magnitudes, both [count, ROUNDS]."""
-    operation = rng.integers(len(NAMES), size=(count, ROUNDS))
+def draw_operations(count: int, rounds: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the operations and their magnitudes, both [count, rounds]."""
+    operation = rng.integers(len(NAMES), size=(count, rounds))
     low, high = np.array(list(RANGES.values())).T[:, operation]
-    return operation, low + (high - low) * rng.random((count, ROUNDS))
+    return operation, low + (high - low) * rng.random((count, rounds))
 
 
 def rand_augment(images: Tensor, operation: np.ndarray, magnitude: np.ndarray, colour: bool = True) -> Tensor:

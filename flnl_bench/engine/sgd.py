@@ -41,14 +41,16 @@ class SGD:
     @torch.no_grad()
     def step(self) -> None:
         """w ← w − lr·v with v ← momentum·v + g + weight decay·w."""
-        live = [p for p in self.parameters if p.grad is not None]
+        live: list[Tensor] = [p for p in self.parameters if p.grad is not None]
+        if not live:
+            return
         momenta: list[Tensor] = []
         if self.settings.momentum:
             # A buffer of zeros makes the first step like any other.
             momenta = [self._momenta.setdefault(id(p), torch.zeros_like(p)) for p in live]
         torch._fused_sgd_(
             live,
-            [p.grad for p in live],
+            [p.grad for p in live if p.grad is not None],
             momenta,
             weight_decay=self.settings.weight_decay,
             momentum=self.settings.momentum,

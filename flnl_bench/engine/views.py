@@ -68,7 +68,7 @@ def draw_view(view: str, count: int, augmentation: Augmentation, rng: np.random.
     strong, random = view == "strong", view != "plain"
     shares = rng.random((count, 7)) if random else np.zeros((count, 7))
     nothing = np.zeros((count, 0))
-    operation, magnitude = draw_operations(count, rng) if strong else (nothing, nothing)
+    operation, magnitude = draw_operations(count, augmentation.operations, rng) if strong else (nothing, nothing)
     return Draw(
         view=view,
         corner=shares[:, :2],
@@ -173,9 +173,9 @@ class Views:
         return scaled.round_().to(torch.uint8)
 
     def _cut_out(self, images: Tensor, cutout: np.ndarray) -> Tensor:
-        """Cover a square of up to half the side, cut at the border, by grey."""
+        """Cover a square, cut at the border, by grey."""
         size = self.augmentation.size
-        side = (cutout[:, 2] * (size // 2 + 1)).astype(np.int64)[:, None]
+        side = (cutout[:, 2] * (int(size * self.augmentation.cutout) + 1)).astype(np.int64)[:, None]
         first = (cutout[:, :2] * size).astype(np.int64).T[:, :, None] - side // 2  # [2, B, 1]
         inside = (np.arange(size) >= first) & (np.arange(size) < first + side)
         down, right = to_device(inside.astype(np.uint8) * np.uint8(255), self.device)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from flnl_bench.models.network import Network
 
 MODELS: dict[str, str] = {
-    "tiny-cnn": "three convolutions for small grey images, 26 thousand weights at 8×8, 55 thousand at 28×28",
+    "tiny-cnn": "three convolutions for small grey images (8×8 to 28×28), 94 thousand weights",
     "resnet8": "CIFAR ResNet with one block a stage, 75 thousand weights",
     "resnet20": "CIFAR ResNet of He et al. with three blocks a stage, 0.27 million weights",
     "resnet18": "ResNet-18 with a 3×3 stem for 32×32 images, 11.2 million weights",
@@ -18,7 +18,7 @@ MODELS: dict[str, str] = {
 
 
 def make_network(
-    name: str, *, channels: int, classes: int, size: int = 32, norm: str = "batch", pretrained: bool = False
+    name: str, *, channels: int, classes: int, norm: str = "batch", pretrained: bool = False
 ) -> Network:
     """Build a network, its initial weights drawn from torch's global generator.
 
@@ -26,13 +26,12 @@ def make_network(
         name: one of MODELS.
         channels: of the images.
         classes: outputs of the head.
-        size: side of the images; only tiny-cnn needs it.
         norm: "batch" or "group".
         pretrained: start from ImageNet weights; resnet50 only.
     """
     from flnl_bench.models.build import build_network
 
-    return build_network(name, channels, classes, size, norm, pretrained)
+    return build_network(name, channels, classes, norm, pretrained)
 
 
 __all__ = ["MODELS", "make_network"]

@@ -12,7 +12,7 @@ from flnl_bench.models.resnet import ResNet, thin_resnet, wide_resnet
 from flnl_bench.models.tiny import TinyCNN
 
 
-def build_network(name: str, channels: int, classes: int, size: int, norm: str, pretrained: bool) -> Network:
+def build_network(name: str, channels: int, classes: int, norm: str, pretrained: bool) -> Network:
     """The network called `name`; see `flnl_bench.models.make_network`."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
@@ -22,14 +22,14 @@ def build_network(name: str, channels: int, classes: int, size: int, norm: str, 
         raise BadInput(f"{name} has no ImageNet weights (only resnet50 has)")
     if name == "resnet50":
         return Network(_resnet50(channels, norm, pretrained), 2048, classes)
-    backbone = _small_backbone(name, channels, size, norm)
+    backbone = _small_backbone(name, channels, norm)
     initialise(backbone)
     return Network(backbone, backbone.feature_size, classes)
 
 
-def _small_backbone(name: str, channels: int, size: int, norm: str) -> TinyCNN | ResNet:
+def _small_backbone(name: str, channels: int, norm: str) -> TinyCNN | ResNet:
     if name == "tiny-cnn":
-        return TinyCNN(channels, size, norm)
+        return TinyCNN(channels, norm)
     if name in ("resnet18", "resnet34"):
         return wide_resnet({"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[name], channels, norm)
     return thin_resnet({"resnet8": 8, "resnet20": 20}[name], channels, norm)

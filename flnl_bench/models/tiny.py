@@ -1,4 +1,4 @@
-"""A network for images of 8×8 to 28×28 pixels that trains in seconds on one core."""
+"""A network for images of 8×8 to 28×28 pixels that trains in about a minute on one core."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from flnl_bench.models.layers import convolution, normalisation
 
 
 class TinyCNN(nn.Module):
-    """Three convolutions, each with normalisation and ReLU; the features keep their places.
+    """Three convolutions, each with normalisation and ReLU, and the mean over all places.
 
-    A mean over places would make the net too weak to memorise wrong labels, which is what is studied.
+    Half as wide, it separates the losses of right and wrong labels so badly that no sieve works.
     """
 
-    def __init__(self, channels: int, size: int, norm: str) -> None:
+    feature_size = 128
+
+    def __init__(self, channels: int, norm: str) -> None:
         super().__init__()
-        side = -(-size // 4)
-        self.feature_size = 64 * side * side
         layers: list[nn.Module] = []
-        for inputs, outputs, stride in ((channels, 16, 1), (16, 32, 2), (32, 64, 2)):
+        for inputs, outputs, stride in ((channels, 32, 1), (32, 64, 2), (64, 128, 2)):
             layers += [
                 convolution(inputs, outputs, stride=stride),
                 normalisation(norm, outputs),
@@ -27,5 +27,5 @@ class TinyCNN(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features [B, 64·side²] of images."""
-        return self.layers(x).flatten(1)
+        """The features [B, 128] of images of any size."""
+        return self.layers(x).mean((2, 3))

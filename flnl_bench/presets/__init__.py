@@ -27,7 +27,10 @@ class Preset:
 
     def training(self, dataset: str, **changes: Any) -> Training:
         """The protocol for a data set, with what the user changed."""
-        values = {**self.default, **self.datasets.get(dataset, {}), **changes}
+        values = {**self.default, **self.datasets.get(dataset, {})}
+        if changes.get("model", values["model"]) != values["model"]:
+            values.pop("pretrained", None)  # weights of the preset's own network
+        values |= changes
         values.pop("methods", None)
         if values.get("samples") == "all":
             values["samples"] = None

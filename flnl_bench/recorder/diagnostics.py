@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flnl_bench.api import Beliefs
+from flnl_bench.recorder.beliefs import as_array
 from flnl_bench.scenario import Scenario
 from flnl_bench.streams import stream
 
@@ -61,20 +62,24 @@ def correlation(estimated: np.ndarray, true: np.ndarray) -> float | None:
     return float(np.corrcoef(estimated, true)[0, 1])
 
 
-def as_array(values: Any) -> np.ndarray:
-    """A tensor or array as an array."""
-    return values.cpu().numpy() if hasattr(values, "cpu") else np.asarray(values)
+def _arrays(held: Mapping[int, Any]) -> dict[int, np.ndarray]:
+    return {k: as_array(values) for k, values in held.items()}
 
 
 def judge(beliefs: Mapping[int, Beliefs], scenario: Scenario, selected: Sequence[int]) -> dict[str, Any]:
     """How right the beliefs are: over all clients, and for each client of this round."""
     report: dict[str, Any] = {}
     wrong = {k: scenario.given[rows] != scenario.true[rows] for k, rows in enumerate(scenario.clients)}
-    report |= _judge_sieve({k: as_array(b.clean) for k, b in beliefs.items() if b.clean is not None}, wrong, selected)
-    report |= _judge_ratios({k: b.noise_ratio for k, b in beliefs.items() if b.noise_ratio is not None}, wrong)
-    for name, field in (("label", "labels"), ("pseudo_label", "pseudo_labels")):
-        labels = {k: getattr(b, field) for k, b in beliefs.items() if getattr(b, field) is not None}
-        report |= _judge_labels(name, {k: as_array(values) for k, values in labels.items()}, scenario)
+
+    def held(field: str) -> dict[int, Any]:
+        values = {k: getattr(belief, field) for k, belief in beliefs.items()}
+        return {k: value for k, value in values.items() if value is not None}
+
+    report |= _judge_sieve(_arrays(held("clean")), wrong, selected)
+    report |= _judge_ratios(held("noise_ratio"), wrong)
+    report |= _judge_clients(held("noisy_client"), scenario)
+    report |= _judge_labels("label", _arrays(held("labels")), scenario)
+    report |= _judge_labels("pseudo_label", _arrays(held("pseudo_labels")), scenario)
     names = sorted({name for k in selected if k in beliefs for name in beliefs[k].numbers})
     for name in names:
         values = [beliefs[k].numbers[name] for k in selected if k in beliefs and name in beliefs[k].numbers]
@@ -101,6 +106,25 @@ def _judge_ratios(ratios: Mapping[int, float], wrong: Mapping[int, np.ndarray]) 
         "noise_ratio_correlation": correlation(estimated, true),
         "noise_ratio_error": float(np.abs(estimated - true).mean()),
     }
+
+
+def _judge_clients(called_noisy: Mapping[int, bool], scenario: Scenario) -> dict[str, Any]:
+    """Precision, recall and accuracy of "noisy" among the clients seen, between 0 and 1."""
+    if not called_noisy:
+        return {}
+    called = np.array(list(called_noisy.values()), dtype=bool)
+    noisy = truly_noisy(scenario)[list(called_noisy)]
+    hits = int((called & noisy).sum())
+    return {
+        "noisy_client_precision": hits / int(called.sum()) if called.any() else None,
+        "noisy_client_recall": hits / int(noisy.sum()) if noisy.any() else None,
+        "noisy_client_accuracy": float((called == noisy).mean()),
+    }
+
+
+def truly_noisy(scenario: Scenario) -> np.ndarray:
+    """Whether a client was given noise and has a wrong label, bool [K]."""
+    return (np.array(scenario.kinds) != "clean") & (scenario.realised > 0)
 
 
 def _judge_labels(name: str, labels: Mapping[int, np.ndarray], scenario: Scenario) -> dict[str, Any]:

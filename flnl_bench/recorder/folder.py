@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
+from flnl_bench.files import json_text, replace_file, write_through
 
 SCHEMA = 1
 
@@ -40,7 +40,8 @@ class RunFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise BadInput(f"cannot write to {self.path}: {error.strerror} (choose another folder with --out)") from None
+            reason = f"{error.strerror} (choose another folder with --out)"
+            raise BadInput(f"cannot write to {self.path}: {reason}") from None
 
     def read(self) -> dict[str, Any] | None:
         """run.json, or None if there is no whole one."""
@@ -52,20 +53,15 @@ class RunFolder:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Replace run.json."""
-        text = json.dumps({"schema": SCHEMA, **record}, indent=2)
-        temporary = self.path / ".run.json.tmp"
-        _write(temporary, text + "\n", "w")
-        os.replace(temporary, self.path / "run.json")
+        replace_file(self.path / "run.json", json_text({"schema": SCHEMA, **record}, indent=2) + "\n")
 
     def rewrite_rounds(self, rounds: Sequence[Mapping[str, Any]]) -> None:
         """Make rounds.jsonl hold exactly these rounds: repairs a torn line, drops an unfinished round."""
-        temporary = self.path / ".rounds.jsonl.tmp"
-        _write(temporary, "".join(json.dumps(row) + "\n" for row in rounds), "w")
-        os.replace(temporary, self.rounds_file)
+        replace_file(self.rounds_file, "".join(json_text(row) + "\n" for row in rounds))
 
     def append_round(self, row: Mapping[str, Any]) -> None:
         """Add one line and have it on the disk before going on."""
-        _write(self.rounds_file, json.dumps(row) + "\n", "a")
+        write_through(self.rounds_file, json_text(row) + "\n", "ab")
 
     def read_rounds(self) -> list[dict[str, Any]]:
         """The rounds that are whole."""
@@ -76,10 +72,3 @@ class RunFolder:
             except ValueError:
                 break
         return rows
-
-
-def _write(path: Path, text: str, mode: str) -> None:
-    with open(path, mode, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

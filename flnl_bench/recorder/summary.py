@@ -10,14 +10,18 @@ COSTS = ("bytes_down", "bytes_up", "forward", "backward")
 
 
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """last10: mean test accuracy of the last ten rounds; best: the highest; and the summed costs."""
+    """last10: mean test accuracy of the last ten rounds; best: the highest; and the summed costs.
+
+    None stands for what is not known; `best_round` counts from 0.
+    """
     accuracies = [row["accuracy"] for row in rounds]
-    best = max(range(len(accuracies)), key=accuracies.__getitem__)
     tail = accuracies[-LAST:]
+    known = [i for i, accuracy in enumerate(accuracies) if accuracy is not None]
+    best = max(known, key=accuracies.__getitem__, default=None)
     return {
         "rounds": len(rounds),
-        "last10": sum(tail) / len(tail),
-        "best": accuracies[best],
+        "last10": None if None in tail else sum(tail) / len(tail),
+        "best": None if best is None else accuracies[best],
         "best_round": best,
         "final": accuracies[-1],
         "seconds": sum(row["seconds"] for row in rounds),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from flnl_bench.data.arrays import UNREADABLE, read_npz
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.data.root import one_line
 from flnl_bench.errors import BadInput
+from flnl_bench.files import json_text, replace_file
 from flnl_bench.scenario.describe import describe, summarise
 from flnl_bench.scenario.scenario import Scenario
 
@@ -45,8 +45,8 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
     table = {"about": about, "summary": summarise(scenario), "clients": describe(scenario)}
     try:
         npz.parent.mkdir(parents=True, exist_ok=True)
-        _write(npz, buffer.getvalue())
-        _write(readable, json.dumps(table, indent=1, ensure_ascii=False).encode())
+        replace_file(npz, buffer.getvalue())
+        replace_file(readable, json_text(table, indent=1))
     except OSError as error:
         raise BadInput(f"cannot write the scenario {npz}: {one_line(error)}") from None
     return npz, readable
@@ -111,13 +111,3 @@ def _files(path: str | Path) -> tuple[Path, Path]:
         raise BadInput(f"{str(path)!r} is not a file name for a scenario")
     stem = path.with_suffix("") if path.suffix in (".npz", ".json") else path
     return stem.with_name(f"{stem.name}.npz"), stem.with_name(f"{stem.name}.json")
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write beside, then rename."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, Weights
-from flnl_bench.numerics import average, bounded_cross_entropy, loss_mixture, mixed, with_mixup
+from flnl_bench.numerics import (
+    average,
+    bounded_cross_entropy,
+    is_finite,
+    loss_mixture,
+    mixed,
+    with_mixup,
+)
 from flnl_methods.lid import client_dimension
 
 LAST_ROUNDS = 10  # the headline is the mean over the last ten rounds: all of them in stage 3
@@ -60,7 +67,7 @@ class FedCorr(Method):
 
     name = "fedcorr"
     reference = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    variants = {
         "cifar100": {"iterations": 10, "finetuning_share": 0.5},
         "clothing1m": {"iterations": 2, "finetuning_share": 0.5, "relabel_ratio": 0.8, "confidence": 0.9},
     }
@@ -233,7 +240,13 @@ class FedCorr(Method):
             return Beliefs(labels=state["labels"], numbers=numbers)
         suspects = state["suspects"] if client_id in noisy else torch.zeros_like(state["suspects"])
         ratio = float(server.state["noise_ratio"][client_id])
-        return Beliefs(clean=~suspects, noise_ratio=ratio, labels=state["labels"], numbers=numbers)
+        return Beliefs(
+            clean=~suspects,
+            noise_ratio=ratio,
+            noisy_client=client_id in noisy,
+            labels=state["labels"],
+            numbers=numbers,
+        )
 
 
 def upper_group(values: np.ndarray, seed: int, min_gap: float = 0.0) -> np.ndarray:
@@ -288,8 +301,3 @@ def note_scores(scores: np.ndarray, updates: Sequence[Update]) -> None:
     for update in updates:
         if is_finite(update.weights):
             scores[update.client] = update.message["lid"]
-
-
-def is_finite(weights: Weights) -> bool:
-    """Whether no weight is NaN or infinite."""
-    return all(bool(torch.isfinite(w).all()) for w in weights.values())

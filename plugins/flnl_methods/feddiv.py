@@ -20,7 +20,7 @@ Unconfirmed: the warm-up's share of the rounds and ζ, ξ, m in the comparison o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class FedDiv(Method):
 
     name = "feddiv"
     reference = "Li et al., FedDiv: Collaborative Noise Filtering for F-LNL, AAAI 2024"
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    variants = {
         "release-filter": {"filter_mode": "release"},
         "persistent": {"persist_relabels": True},
     }

@@ -25,6 +25,7 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    Model,
     Server,
     State,
     Terms,
@@ -189,7 +190,7 @@ class FedGR(Method):
             mix_into(state["teacher"], w_g, self.gamma_g)
         state["replaced"] = float(replace)
 
-    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
+    def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
         """L^SR + λ_B·B + λ_R·R."""
         scratch = client.scratch
         features, logits = model.both(batch.x)

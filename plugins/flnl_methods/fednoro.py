@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Terms, Update, Weights
-from flnl_bench.numerics import average
+from flnl_bench.numerics import average, is_finite
 
 Covariance = Literal["full", "diag", "spherical"]
 
@@ -151,7 +151,7 @@ class FedNoRo(Method):
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
         """It judges clients, not samples."""
         noisy = server.state["noisy"]
-        return Beliefs() if noisy is None else Beliefs(numbers={"called_noisy": float(client_id in noisy)})
+        return Beliefs(noisy_client=None if noisy is None else client_id in noisy)
 
 
 # -- training ------------------------------------------------------------------------------------------
@@ -245,8 +245,3 @@ def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> l
     farthest = max(distances) or 1.0
     shares = [n * math.exp(-d / farthest) for n, d in zip(sizes, distances, strict=True)]
     return [share / sum(shares) for share in shares]
-
-
-def is_finite(weights: Weights) -> bool:
-    """Whether no weight is NaN or infinite."""
-    return all(bool(torch.isfinite(w).all()) for w in weights.values())

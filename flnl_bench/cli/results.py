@@ -1,0 +1,74 @@
+"""`flnl-bench results`: send finished runs to others, and merge theirs with one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import note, print_json
+from flnl_bench.cli.options import option
+from flnl_bench.cli.show import RUNS
+from flnl_bench.errors import BadInput
+
+NAMED = 20  # so many files are named in warnings; a thousand lines would hide the first
+
+app = typer.Typer(help="Export finished runs into one file, or import such a file.")
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Results folder.")]
+
+
+@app.command("export")
+def export_results(
+    output: Annotated[
+        Path, option(options.FILES, "FILE", "Write this file, as in mine.zip.", "--output", "-o")
+    ],
+    folder: Folder = RUNS,
+    as_json: options.Json = False,
+) -> None:
+    """Write run.json and the rounds of all finished runs into one compressed file."""
+    from flnl_bench.leaderboard.export import export
+
+    check_folder(folder)
+    done = export(folder, output)
+    warn_files(done.left_out)
+    if done.unfinished:
+        note(f"{done.unfinished} unfinished runs are not exported")
+    if as_json:
+        print_json({"file": str(output), "runs": done.runs, "unfinished": done.unfinished})
+    else:
+        print(f"{done.runs} runs in {output}")
+
+
+@app.command("import")
+def import_results(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `results export` wrote.")],
+    out: Annotated[Path, option(options.FILES, "DIR", "Results folder.", "--out")] = RUNS,
+    as_json: options.Json = False,
+) -> None:
+    """Add the runs of an exported file to a results folder; nothing is overwritten."""
+    from flnl_bench.leaderboard.load import load
+
+    done = load(file, out)
+    warn_files(done.kept, "not imported: ")
+    counts = {"imported": len(done.runs), "already_there": done.there, "not_imported": len(done.kept)}
+    if as_json:
+        print_json({"file": str(file), "out": str(out), **counts})
+    else:
+        print(f"{out}: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+
+
+def check_folder(folder: Path) -> None:
+    """An error that says what to do if there are no results."""
+    if not folder.is_dir():
+        raise BadInput(f"there is no results folder {folder} (`flnl-bench run` makes results/runs)")
+
+
+def warn_files(problems: Mapping[Path, str], before: str = "not counted: ") -> None:
+    """Name files that do not take part, each with its reason."""
+    for path, why in list(problems.items())[:NAMED]:
+        note(f"warning: {before}{path}: {why}")
+    if len(problems) > NAMED:
+        note(f"warning: {before}{len(problems) - NAMED} more files")

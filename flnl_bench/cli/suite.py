@@ -1,0 +1,166 @@
+"""`flnl-bench suite`: all runs of a suite file, over processes, a Ray cluster or Slurm."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import note, print_json, waiting
+from flnl_bench.cli.options import FILES, flag, option, parse_changes
+from flnl_bench.cli.run import Interrupted
+from flnl_bench.errors import BadInput, unknown
+
+if TYPE_CHECKING:
+    from flnl_bench.suite.conduct import Executor
+    from flnl_bench.suite.file import Suite
+    from flnl_bench.suite.grid import Item
+    from flnl_bench.suite.state import Board
+
+EXECUTORS = ("local", "ray", "slurm")
+WORKERS = "Workers"
+
+
+def suite(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Suite file; see docs/suites.md.")],
+    jobs: Annotated[
+        int | None, option(WORKERS, "N", "Runs at once.", min=1, default="one a core, or the GPUs' room")
+    ] = None,
+    executor: Annotated[str, option(WORKERS, "NAME", "local, ray or slurm.")] = "local",
+    device: Annotated[str, option(WORKERS, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    runs_per_gpu: Annotated[int, option(WORKERS, "N", "Runs that share a GPU.", min=1)] = 1,
+    cpus_per_run: Annotated[float, option(WORKERS, "X", "CPUs of a run (ray, slurm).", min=0)] = 1.0,
+    slurm: Annotated[
+        list[str] | None, option(WORKERS, "KEY=VALUE", "Option of sbatch, as in partition=gpu; repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, flag(FILES, "Show the grid and its cost, run nothing.", "--dry-run")] = False,
+    retry_failed: Annotated[
+        bool, flag(FILES, "Try failed runs again, from their checkpoints.", "--retry-failed")
+    ] = False,
+    data_dir: options.DataDir = None,
+    out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
+    as_json: options.Json = False,
+) -> None:
+    """Run every method on every scenario of a suite file.
+
+    Finished runs are skipped and broken ones go on where they stopped, so the same command continues a
+    suite, and several may work on one folder at once.
+    """
+    if executor not in EXECUTORS:
+        raise unknown("executor", executor, EXECUTORS)
+    with waiting("preparing"):
+        found, items = load(file, out, data_dir, device, local=executor == "local")
+    start = time.monotonic()
+    if dry_run:
+        show_plan(found, items, out, as_json=as_json)
+        return
+    sbatch = parse_changes(slurm or [], "--slurm")
+    board = play(items, executor, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed)
+    finish(found, board, out, time.monotonic() - start, as_json=as_json)
+
+
+def load(
+    file: Path, out: Path, data_dir: Path | None, device: str, *, local: bool
+) -> tuple[Suite, list[Item]]:
+    """Read the file and make its grid; nothing is written and no data are read."""
+    from flnl_bench.engine.engine import choose_device
+    from flnl_bench.registry import default_registry
+    from flnl_bench.suite.file import read_suite
+    from flnl_bench.suite.grid import make_grid
+
+    for problem in default_registry().problems:
+        note(f"warning: {problem}")
+    found = read_suite(file)
+    # A machine that hands out work need not have the GPU that the workers have.
+    kind = device if not local and device in ("cpu", "cuda") else choose_device(device).type
+    try:
+        return found, make_grid(found, out=out, data_dir=data_dir, device=kind)
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+
+
+def play(
+    items: list[Item],
+    executor: str,
+    jobs: int | None,
+    runs_per_gpu: int,
+    cpus_per_run: float,
+    sbatch: dict[str, str],
+    retry_failed: bool,
+) -> Board:
+    """Play what is left to play, with a live view on stderr."""
+    from flnl_bench.cli.suite_view import watching
+    from flnl_bench.suite.conduct import conduct
+    from flnl_bench.suite.local import slots
+    from flnl_bench.suite.state import Board
+
+    room, gpus = slots(jobs, items[0].config.device if executor == "local" else "cpu", runs_per_gpu)
+    board = Board.of(items, room, retry_failed)
+    if not board.having("waiting", "running"):
+        return board
+    gpu = items[0].config.device == "cuda"
+    chosen: Executor
+    if executor == "local":
+        from flnl_bench.suite.local import Local
+
+        check_data(board)
+        chosen = Local(min(room, len(items)), gpus, retry_failed)
+    elif executor == "ray":
+        from flnl_bench.suite.on_ray import OnRay
+
+        chosen = OnRay(jobs, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
+    else:
+        from flnl_bench.suite.on_slurm import OnSlurm
+
+        chosen = OnSlurm(room, items[0].request.out, sbatch, cpus_per_run, gpu, retry_failed)
+    try:
+        with watching(board) as watch:
+            conduct(board, chosen, watch)
+    except KeyboardInterrupt:
+        done = len(board.having("done"))
+        raise Interrupted(
+            f"interrupted with {done} of {len(items)} runs done; the same command goes on from there"
+        ) from None
+    return board
+
+
+def check_data(board: Board) -> None:
+    """Load every data set once before the workers do: downloads happen once, and gaps show at once."""
+    from flnl_bench.data import load_dataset
+
+    for name, folder in {
+        (item.config.dataset, item.request.data_dir) for item in board.having("waiting", "running")
+    }:
+        with waiting(f"looking at {name}"):
+            load_dataset(name, folder)
+
+
+def show_plan(found: Suite, items: list[Item], out: Path, *, as_json: bool) -> None:
+    """What a call would do."""
+    from flnl_bench.cli.suite_view import print_plan
+    from flnl_bench.suite.outcome import suite_object
+    from flnl_bench.suite.state import Board
+
+    board = Board.of(items)
+    if as_json:
+        print_json(suite_object(found, board, out))
+    else:
+        print_plan(found, board)
+
+
+def finish(found: Suite, board: Board, out: Path, seconds: float, *, as_json: bool) -> None:
+    """Report, and exit with 1 if runs have failed, or with 3 if all of those lack their data."""
+    from flnl_bench.cli.suite_view import print_end, tell_failures
+    from flnl_bench.suite.outcome import suite_object
+
+    if as_json:
+        print_json({**suite_object(found, board, out), "seconds": seconds})
+    else:
+        print_end(found, board, out, seconds)
+    tell_failures(board)
+    errors = [board.states[item].error or "" for item in board.having("failed")]
+    if errors:
+        raise typer.Exit(3 if all(error.startswith("MissingData") for error in errors) else 1)

@@ -1,0 +1,142 @@
+"""A suite for people: the live table, the plan of a dry run, the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from flnl_bench.cli.console import amount, duration, facts, note, percent, stderr, stdout, table
+from flnl_bench.cli.outcome import print_paths
+from flnl_bench.suite.file import Suite
+from flnl_bench.suite.grid import Item
+from flnl_bench.suite.outcome import cost
+from flnl_bench.suite.state import Board, State
+
+Watch = Callable[[Board], None]
+STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
+
+
+@contextmanager
+def watching(board: Board) -> Iterator[Watch]:
+    """Follow a suite: a table in a terminal, a line for each run that ends elsewhere."""
+    counts, failed = board.counts(), board.having("failed")
+    old = f", {len(failed)} failed before (--retry-failed tries them again)" if failed else ""
+    note(f"{len(board.states)} runs: {counts['done']} done already{old}, {board.jobs} at once")
+    console = stderr()
+    with _live(console, board) if console.is_terminal else _lines(board) as watch:
+        yield watch
+
+
+@contextmanager
+def _lines(board: Board) -> Iterator[Watch]:
+    told = set(board.having("done", "failed"))
+
+    def watch(board: Board) -> None:
+        for item in board.having("done", "failed"):
+            if item not in told:
+                told.add(item)
+                state, left = board.states[item], board.seconds_left()
+                what = f"last accuracy {percent(state.accuracy)}" if state.status == "done" else state.error
+                rest = f", {duration(left)} left" if left else ""
+                note(f"{len(told)}/{len(board.states)} {item.title}: {state.status}, {what}{rest}")
+
+    yield watch
+
+
+# -- the live table ----------------------------------------------------------------------------------
+@contextmanager
+def _live(console: Console, board: Board) -> Iterator[Watch]:
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+
+        def watch(board: Board) -> None:
+            live.update(picture(board, console.height), refresh=True)
+
+        watch(board)
+        yield watch
+
+
+def picture(board: Board, height: int) -> Group:
+    """The runs at work first, then what failed, is next and was done, as far as the screen goes."""
+    rows = table("run", "state", "round", "accuracy", right=("round", "accuracy"))
+    order = [(s, board.having(s)) for s in ("running", "failed", "waiting", "done")]
+    shown = [(status, item) for status, items in order for item in items][: max(1, height - 4)]
+    for status, item in shown:
+        rows.add_row(*_cells(item, board.states[item]), style=STYLES[status])
+    left, counts = board.seconds_left(), board.counts()
+    text = " · ".join(f"{number} {status}" for status, number in counts.items())
+    end = Text(f"{text} · {duration(left)} left" if left is not None else text)
+    hidden = len(board.states) - len(shown)
+    return Group(rows, Text(f"… and {hidden} more" if hidden else "", style="dim"), end)
+
+
+def _cells(item: Item, state: State) -> tuple[str, str, str, str]:
+    status = f"failed: {state.error}" if state.status == "failed" else state.status
+    rounds = f"{state.rounds}/{item.config.training.rounds}" if state.rounds else "–"
+    return item.title, status, rounds, percent(state.accuracy)
+
+
+# -- before and after --------------------------------------------------------------------------------
+def print_plan(suite: Suite, board: Board) -> None:
+    """The grid: axes, runs and cost of each method."""
+    console, items = stdout(), list(board.states)
+    console.print(f"{suite.name}: {suite.description}" if suite.description else suite.name, style="bold")
+    lines = facts()
+    for axis in ("datasets", "partitions", "settings", "seeds"):
+        lines.add_row(axis, ", ".join(str(value) for value in getattr(suite, axis)))
+    lines.add_row("preset", suite.preset)
+    if suite.training:
+        lines.add_row("training", ", ".join(f"{key}={value}" for key, value in suite.training.items()))
+    console.print(lines)
+    numbers = ("runs", "done", "running", "waiting", "failed", "cost of the rest")
+    rows = table("method", *numbers, right=numbers)
+    labels = dict.fromkeys(item.label for item in items)
+    for label in labels:
+        rows.add_row(*_plan_row(label, board, [item for item in items if item.label == label]))
+    if len(labels) > 1:
+        rows.add_row(*_plan_row("all", board, items), style="bold")
+    console.print(rows)
+    console.print(
+        "cost: samples forward, and as many backward, as FedAvg would take; other methods take up to "
+        "several times as many forward",
+        style="dim",
+    )
+
+
+def _plan_row(label: str, board: Board, items: list[Item]) -> list[str]:
+    part = Board({item: board.states[item] for item in items})
+    samples = cost(part.having("waiting", "running"))
+    return [
+        label,
+        str(len(items)),
+        *(str(number) for number in part.counts().values()),
+        "unknown" if samples is None else amount(samples),
+    ]
+
+
+def print_end(suite: Suite, board: Board, out: Path, seconds: float) -> None:
+    """What was done, and what to look at next."""
+    counts = board.counts()
+    stdout().print(
+        f"{suite.name}: {counts['done']} of {len(board.states)} runs done ({board.done_before} before), "
+        f"{counts['failed']} failed, {duration(seconds)}",
+        style="bold",
+    )
+    print_paths(files=str(out), next=f"flnl-bench leaderboard {shlex.quote(str(out))}")
+
+
+def tell_failures(board: Board) -> None:
+    """One line for each error, with the runs that it ended."""
+    by_error: dict[str, list[Item]] = {}
+    for item in board.having("failed"):
+        by_error.setdefault(board.states[item].error or "unknown error", []).append(item)
+    for error, items in by_error.items():
+        others = f" and {len(items) - 1} more" if len(items) > 1 else ""
+        note(f"failed: {items[0].title}{others}: {error}")
+    if by_error:
+        note("--retry-failed tries failed runs again; run.json has the traceback of each")

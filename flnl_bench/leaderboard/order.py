@@ -1,0 +1,41 @@
+"""The paper's order of methods and settings, and which settings an average is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+METHODS = (
+    "fedavg",
+    "fedavg/strong",
+    "fedprox",
+    "fl-coteaching",
+    "fl-dividemix",
+    "fedcorr",
+    "fednoro",
+    "feddiv",
+    "fedfixer",
+    "fedgr",
+)
+NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")
+SETTINGS = ("clean", *NOISY)
+_KINDS = ("clean", "sym", "asym", "asym-super", "mixed", "real")
+
+
+def method_key(name: str) -> tuple[int, str]:
+    """Sorts the known methods as in the paper, then the others and the variants by name."""
+    return (METHODS.index(name) if name in METHODS else len(METHODS), name)
+
+
+def setting_key(name: str) -> tuple[int, int, str]:
+    """Sorts the paper's settings as in the paper, then the others by kind and name."""
+    if name in SETTINGS:
+        return (0, SETTINGS.index(name), name)
+    kinds = [place for place, kind in enumerate(_KINDS) if name == kind or name.startswith(f"{kind}-")]
+    return (1, kinds[-1] if kinds else len(_KINDS), name)
+
+
+def scored(settings: Iterable[str]) -> list[str]:
+    """The settings that Avg and rank are over: of the paper's six, else all noisy ones, else all."""
+    present = sorted(settings, key=setting_key)
+    six = [name for name in present if name in NOISY]
+    return six or [name for name in present if name != "clean"] or present

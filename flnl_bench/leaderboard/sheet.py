@@ -1,0 +1,114 @@
+"""A table as text for people, before any format: what stands in each place, which place is marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols
+from flnl_bench.leaderboard.table import Cell, Row, Table, mark_column
+from flnl_bench.leaderboard.words import about_table, notes_of
+
+LEGEND = "Best in bold, second underlined."
+OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of a table."""
+
+    number: str = ""
+    spread: str = ""  # the deviation, without its sign
+    mark: str = ""
+    fewer: int | None = None  # so many seeds, where others have more
+    detail: str = ""  # what a format with room for it says when asked
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of entries."""
+
+    label: str
+    entries: Sequence[Entry]
+    kind: str = OURS
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Title, header, rows and notes."""
+
+    title: str
+    columns: Sequence[str]  # without the first, the methods
+    lines: Sequence[Line]
+    about: Sequence[str] = ()
+    alarm: str | None = None  # to be said loudly
+    legend: str = ""  # what the marks are, where a format can show them
+    notes: Sequence[str] = ()
+
+
+def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
+    """The table of accuracies."""
+    averaged = len(table.scored) > 1
+    columns = [*table.settings, *(["Avg"] if averaged else []), "rank"]
+    marks = _marks(table, averaged)
+    lines: list[Line] = []
+    for place, row in enumerate(table.rows):
+        cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
+        entries = [_entry(cells.get(name), marks[name][place], table.seeds) for name in columns[:-1]]
+        rank = Entry("" if row.rank is None else f"{row.rank:.2f}", mark=marks["rank"][place])
+        lines.append(Line(row.label, [*entries, rank]))
+        if paper:
+            lines += _paper_lines(table, row, columns[:-1])
+    about, alarm = about_table(table), None
+    if paper:
+        text, comparable = protocols(table)
+        compared = any(line.kind == PAPER for line in lines)
+        if not compared:
+            about.append(
+                f"The paper has no numbers for {table.protocol.dataset} · {table.protocol.partition}."
+            )
+        elif comparable:
+            about.append(f"Protocols: {text}.")
+        else:
+            alarm = text
+    return Sheet(table.protocol.title, columns, lines, about, alarm, LEGEND, notes_of(table, paper=paper))
+
+
+def _marks(table: Table, averaged: bool) -> Mapping[str, list[str]]:
+    columns: dict[str, list[float | None]] = {
+        name: [row.cells[name].mean if name in row.cells else None for row in table.rows]
+        for name in table.settings
+    }
+    if averaged:
+        columns["Avg"] = [row.average.mean if row.average else None for row in table.rows]
+    columns["rank"] = [None if row.rank is None else -row.rank for row in table.rows]
+    return {name: mark_column(values) for name, values in columns.items()}
+
+
+def _entry(cell: Cell | None, mark: str = "", seeds: int = 0) -> Entry:
+    if cell is None:
+        return Entry()
+    return Entry(
+        number=f"{cell.mean:.2f}",
+        spread="" if cell.std is None else f"{cell.std:.2f}",
+        mark=mark,
+        fewer=cell.count if cell.count < seeds else None,
+        detail=", ".join(f"seed {seed}: {value:.2f}" for seed, value in cell.values.items()),
+    )
+
+
+def _paper_lines(table: Table, row: Row, columns: Sequence[str]) -> list[Line]:
+    """The paper's numbers below ours, and ours minus theirs."""
+    cells = paper_cells(table, row)
+    if not cells:
+        return []
+    theirs: dict[str, Cell | None] = {**cells, "Avg": paper_average(cells, table.scored)}
+    ours: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
+    differences = []
+    for name in columns:
+        left, right = ours.get(name), theirs.get(name)
+        differences.append(Entry(f"{left.mean - right.mean:+z.2f}" if left and right else ""))
+    return [
+        Line("paper", [*(_entry(theirs.get(name)) for name in columns), Entry()], PAPER),
+        Line("ours − paper", [*differences, Entry()], DIFFERENCE),
+    ]

@@ -1,0 +1,71 @@
+"""Conduct a suite: hand runs to an executor, follow them in their folders, try lost ones again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from flnl_bench.suite.grid import Item
+from flnl_bench.suite.state import Board, State, look
+from flnl_bench.suite.worker import Outcome
+
+LOSSES = 3  # a run whose worker was lost so often counts as failed
+
+
+class Executor(Protocol):
+    """Something that plays runs: processes, a Ray cluster, a Slurm cluster."""
+
+    tick: float  # seconds between two looks at the runs
+
+    def submit(self, items: Sequence[Item]) -> None:
+        """Take runs, to be played as room permits."""
+
+    def wait(self) -> list[tuple[Item, Outcome]]:
+        """What has ended, after at most `tick` seconds."""
+
+    def stop(self) -> None:
+        """Stop the workers now, in a way that their runs can go on later; called once, at the end, too."""
+
+
+def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) -> None:
+    """Play all runs that wait; returns when every run is done or failed.
+
+    Runs that another suite works on are waited for, and taken over if it dies.
+    """
+    losses: Counter[Item] = Counter()
+    handed = set(board.having("waiting"))
+    try:
+        executor.submit(board.having("waiting"))
+        while board.having("waiting", "running"):
+            for item, outcome in executor.wait():
+                handed.discard(item)
+                losses[item] += outcome.status == "lost"
+                board.states[item] = _settled(item, outcome, losses[item])
+                if board.states[item].status == "failed":
+                    board.fresh_failures.add(item)
+            for item in board.having("waiting", "running"):
+                state = look(item)
+                # How a run ended is for its worker to tell, if it has one.
+                if item not in handed or state.status in ("waiting", "running"):
+                    board.states[item] = state
+            free = [item for item in board.having("waiting") if item not in handed]
+            handed.update(free)
+            executor.submit(free)
+            watch(board)
+    finally:
+        executor.stop()
+
+
+def _settled(item: Item, outcome: Outcome, losses: int) -> State:
+    """The state after a worker has let go of a run."""
+    state = look(item)
+    if outcome.status == "failed":
+        return replace(state, status="failed", error=outcome.error)
+    if outcome.status == "lost" and losses >= LOSSES:
+        return replace(state, status="failed", error=f"its worker was lost {losses} times: {outcome.error}")
+    if outcome.status == "done":
+        return replace(state, status="done")
+    # Somebody else has it, or nobody any more: its folder will tell.
+    return replace(state, status="waiting") if state.status == "failed" else state

@@ -1,0 +1,149 @@
+"""A suite file: the axes of a grid of runs, in TOML, checked when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.config import Training
+from flnl_bench.errors import BadInput, unknown
+
+AXES = {"datasets": ["digits"], "partitions": ["iid"], "settings": None, "seeds": [1]}  # None: must be given
+TABLES = ("training", "set", "ablations", "sweeps")
+KEYS = ("name", "description", "preset", "methods", *AXES, *TABLES)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A method with changed hyper-parameters: one combination (ablation) or all of several values (sweep)."""
+
+    name: str
+    method: str
+    values: Mapping[str, tuple[str, ...]]  # hyper-parameter → its values, as text
+    sweep: bool
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite file says; names are checked when the grid is made."""
+
+    name: str
+    description: str
+    preset: str
+    methods: tuple[str, ...]
+    datasets: tuple[str, ...]
+    partitions: tuple[str, ...]
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+    training: Mapping[str, Any]
+    changes: Mapping[str, Mapping[str, str]]  # method → hyper-parameter → value, as text
+    variations: tuple[Variation, ...]
+
+
+def read_suite(path: Path) -> Suite:
+    """Read and check a suite file; every complaint names it."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _suite(table, path.stem)
+    except FileNotFoundError:
+        raise BadInput(f"there is no suite file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not TOML: {error}") from None
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _suite(table: dict[str, Any], stem: str) -> Suite:
+    _check_keys(table, KEYS, "key")
+    for key in ("name", "description", "preset"):
+        _require(isinstance(table.get(key, ""), str), key, "a text")
+    for key in TABLES:
+        _require(isinstance(table.get(key, {}), dict), key, "a table")
+    axes = {key: _axis(table.get(key, default), key) for key, default in AXES.items()}
+    methods = _axis(table["methods"], "methods") if "methods" in table else ()
+    variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))
+    _require(bool(methods or variations), "methods", "given, unless there are ablations or sweeps")
+    return Suite(
+        name=table.get("name", stem),
+        description=table.get("description", ""),
+        preset=table.get("preset", "quick"),
+        methods=methods,
+        training=_training(table.get("training", {})),
+        changes={method: _texts(values, f"set.{method}") for method, values in table.get("set", {}).items()},
+        variations=variations,
+        **axes,
+    )
+
+
+def _axis(values: Any, key: str) -> tuple[Any, ...]:
+    """A list without repetition, of whole numbers for the seeds and of names for the others."""
+    kind, what = (int, "whole numbers from 0") if key == "seeds" else (str, "names")
+    _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
+    good = all(type(value) is kind and (kind is str or value >= 0) for value in values)
+    _require(good, key, f"a list of {what}")
+    for value in values:
+        _require(values.count(value) == 1, key, f"a list without repetition, but {value!r} is there twice")
+    return tuple(values)
+
+
+def _training(values: dict[str, Any]) -> dict[str, Any]:
+    """Changes of the protocol, of the types that Training declares."""
+    hints = typing.get_type_hints(Training)
+    _check_keys(values, [field.name for field in dataclasses.fields(Training)], "key", "[training]")
+    for key, value in values.items():
+        kinds = typing.get_args(hints[key]) if isinstance(hints[key], types.UnionType) else (hints[key],)
+        fits = type(value) in kinds or (type(value) is int and float in kinds)
+        _require(fits, f"training.{key}", f"of type {kinds[0].__name__}, not {value!r}")
+    return values
+
+
+def _variations(table: dict[str, Any], key: str) -> list[Variation]:
+    """The named tables of ablations or sweeps: `method` and `set`; only sweeps may list values."""
+    found = []
+    for name, values in table.get(key, {}).items():
+        where = f"{key}.{name}"
+        _require(isinstance(values, dict), where, "a table")
+        _check_keys(values, ("method", "set"), "key", where)
+        _require(isinstance(values.get("method"), str), f"{where}.method", "the name of a method")
+        _require(isinstance(values.get("set"), dict) and values["set"], f"{where}.set", "a table of values")
+        lists: dict[str, tuple[str, ...]]
+        if key == "ablations":
+            lists = {name: (text,) for name, text in _texts(values["set"], f"{where}.set").items()}
+        else:
+            lists = {name: _listed(value, f"{where}.set.{name}") for name, value in values["set"].items()}
+        found.append(Variation(name, values["method"], lists, key == "sweeps"))
+    return found
+
+
+def _listed(value: Any, where: str) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    _require(len(values) > 0, where, "a value or a list of values")
+    return tuple(_text(each, where) for each in values)
+
+
+def _texts(values: Any, where: str) -> dict[str, str]:
+    _require(isinstance(values, dict), where, "a table")
+    return {key: _text(value, f"{where}.{key}") for key, value in values.items()}
+
+
+def _text(value: Any, where: str) -> str:
+    """A value as `--set` takes it."""
+    _require(isinstance(value, str | int | float), where, "a number, a text, true or false")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], what: str, where: str = "") -> None:
+    for key in table:
+        if key not in allowed:
+            raise unknown(what, key, allowed, where)
+
+
+def _require(condition: bool, key: str, must: str) -> None:
+    if not condition:
+        raise BadInput(f"{key} must be {must}")

@@ -1,0 +1,121 @@
+"""From a suite to its runs: every combination of the axes, each with the folder that it belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flnl_bench.config import RunConfig
+from flnl_bench.errors import BadInput
+from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.registry import Registry, default_registry
+from flnl_bench.resolve import Request, describe
+from flnl_bench.suite.file import Suite, Variation
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: an item is one cell of one grid
+class Item:
+    """One run of a suite."""
+
+    label: str  # the method, with what was changed about it
+    request: Request
+    config: RunConfig
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where its files are."""
+        return RunFolder(run_folder(self.request.out, self.config))
+
+    @property
+    def title(self) -> str:
+        """The run in a few words."""
+        c = self.config
+        return f"{self.label} · {c.dataset} · {c.partition} · {c.setting} · s{c.seed}"
+
+
+def make_grid(
+    suite: Suite,
+    *,
+    out: Path,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+    registry: Registry | None = None,
+) -> list[Item]:
+    """All runs, the first seed of everything first; what is the same run twice is there once.
+
+    Args:
+        suite: the suite.
+        out: the folder of the runs.
+        data_dir: the folder of the data sets.
+        device: "cpu", "cuda" or "mps": what the workers will find.
+        registry: where methods are found.
+    """
+    registry = registry or default_registry()
+    methods = list(_methods(suite, registry))
+    items: dict[Path, Item] = {}
+    for dataset, seed, partition, setting in itertools.product(
+        suite.datasets, suite.seeds, suite.partitions, suite.settings
+    ):
+        for label, method, changes in methods:
+            request = Request(
+                method=method,
+                setting=setting,
+                dataset=dataset,
+                partition=partition,
+                preset=suite.preset,
+                seed=seed,
+                device=device,
+                training=suite.training,
+                changes=changes,
+                data_dir=data_dir,
+                out=out,
+            )
+            config, _ = describe(request, registry, device=device)
+            item = Item(label, request, config)
+            items.setdefault(item.folder.path, item)
+    return list(items.values())
+
+
+def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Label, method and changed hyper-parameters of every row of the grid."""
+    used = {*suite.methods, *(variation.method for variation in suite.variations)}
+    for name in suite.changes:
+        registry.method_class(name)
+        if not any(name in (method, method.partition("/")[0]) for method in used):
+            raise BadInput(f"[set.{name}] changes a method that is not in the suite")
+    for method in suite.methods:
+        yield method, method, _changes(suite, registry, method)
+    names = [variation.name for variation in suite.variations]
+    for variation in suite.variations:
+        if names.count(variation.name) > 1:
+            raise BadInput(f"{variation.name!r} is the name of an ablation and of a sweep")
+        base = _changes(suite, registry, variation.method)
+        for values in _combinations(variation):
+            told = ", ".join(f"{key}={value}" for key, value in values.items())
+            told = told if variation.sweep else variation.name
+            yield f"{variation.method} [{told}]", variation.method, {**base, **values}
+
+
+def _changes(suite: Suite, registry: Registry, method: str) -> dict[str, str]:
+    """What the suite sets for a method; what is set for the base does not undo its variant."""
+    base, _, variant = method.partition("/")
+    own = registry.method_class(method).variants.get(variant, {})
+    common = {key: value for key, value in suite.changes.get(base, {}).items() if key not in own}
+    return {**common, **suite.changes.get(method, {})} if variant else common
+
+
+def _combinations(variation: Variation) -> Iterator[Mapping[str, str]]:
+    keys = list(variation.values)
+    for values in itertools.product(*variation.values.values()):
+        yield dict(zip(keys, values, strict=True))
+
+
+def placed(item: Item) -> Request:
+    """The request as a worker needs it whose working directory is another."""
+    data_dir = item.request.data_dir
+    return dataclasses.replace(
+        item.request, out=item.request.out.absolute(), data_dir=data_dir and data_dir.absolute()
+    )

@@ -1,0 +1,126 @@
+"""Runs in worker processes of this machine, one thread each."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from flnl_bench.suite.grid import Item, placed
+from flnl_bench.suite.worker import Outcome, stopping_on_terminate, work
+
+
+def slots(jobs: int | None, device: str, runs_per_gpu: int) -> tuple[int, list[str]]:
+    """How many runs fit at once, and the GPUs that they are spread over."""
+    if device != "cuda":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return jobs or cores or 1, []
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    room = len(gpus) * runs_per_gpu
+    return min(jobs or room, room), gpus
+
+
+class Local:
+    """A pool of spawned processes; each keeps its data set from run to run."""
+
+    tick = 0.5
+
+    def __init__(self, jobs: int, gpus: Sequence[str] = (), retry_failed: bool = False) -> None:
+        """Make room for `jobs` runs at once; worker n sees the GPU n of `gpus`, counted round and round."""
+        self.gpus, self.retry_failed = gpus, retry_failed
+        self.queue: deque[Item] = deque()
+        self.workers: list[_Worker | None] = [None] * jobs
+
+    def submit(self, items: Sequence[Item]) -> None:
+        """Queue runs and give work to whoever is idle."""
+        self.queue.extend(items)
+        for slot in range(len(self.workers)):
+            worker = self.workers[slot]
+            if self.queue and (worker is None or worker.item is None):
+                worker = worker or _Worker(self.gpus[slot % len(self.gpus)] if self.gpus else None)
+                self.workers[slot] = worker
+                worker.give(self.queue.popleft(), self.retry_failed)
+
+    def wait(self) -> list[tuple[Item, Outcome]]:
+        """Collect outcomes; a worker that died leaves its run lost, and is replaced."""
+        busy = {worker.connection: worker for worker in self.workers if worker and worker.item}
+        ended = []
+        for connection in wait(list(busy), self.tick):
+            worker = busy[connection]  # type: ignore[index]
+            item, outcome = worker.take()
+            ended.append((item, outcome))
+            if outcome.status == "lost":
+                worker.end()
+                self.workers[self.workers.index(worker)] = None
+        self.submit(())
+        return ended
+
+    def stop(self) -> None:
+        """End all workers: idle ones at once, others with what they have checkpointed."""
+        self.queue.clear()
+        alive = [worker for worker in self.workers if worker]
+        for worker in alive:
+            if worker.item:
+                worker.process.terminate()
+        try:
+            for worker in alive:
+                worker.end()
+        except KeyboardInterrupt:  # asked twice
+            for worker in alive:
+                worker.process.kill()
+            raise
+
+
+class _Worker:
+    """A process and the pipe to it."""
+
+    def __init__(self, gpu: str | None) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, os.getpid(), gpu), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.item: Item | None = None
+
+    def give(self, item: Item, retry_failed: bool) -> None:
+        self.item = item
+        with contextlib.suppress(OSError):  # died at its start: `take` will see
+            self.connection.send((placed(item), retry_failed))
+
+    def take(self) -> tuple[Item, Outcome]:
+        item, self.item = self.item, None
+        assert item is not None
+        try:
+            return item, self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return item, Outcome("lost", f"the worker ended with exit code {self.process.exitcode}")
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.join()
+
+
+def _serve(connection: Connection, parent: int, gpu: str | None) -> None:
+    """The life of a worker: runs come in, outcomes go out, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but is the parent's business
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
+    with stopping_on_terminate(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            request, retry_failed = connection.recv()
+            connection.send(work(request, retry_failed, parent))

@@ -1,0 +1,171 @@
+"""The tree shows the architecture: imports go one way, plugins use the public face, light stays light."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "flnl_bench"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.name.startswith("test_"))
+
+# A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
+LAYERS = (
+    {"errors", "streams", "cost", "files"},
+    {"config"},
+    {"presets", "data"},
+    {"scenario", "models"},
+    {"numerics"},
+    {"api"},
+    {"registry", "engine", "recorder"},
+    {"runner"},
+    {"resolve", "testing"},
+    {"suite", "leaderboard"},
+    {"plots", "report"},
+    {"cli"},
+)
+LIGHT = (
+    "cli",
+    "registry",
+    "resolve",
+    "presets",
+    "config",
+    "data",
+    "scenario",
+    "models",
+    "leaderboard",
+    "suite",
+)
+LIGHT_FILES = ("flnl_bench.recorder.folder", "flnl_bench.recorder.summary")
+HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
+LONGEST = 400  # lines of a file
+
+
+def for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def imports(node: ast.AST, *, inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements below a node that run."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif for_type_checkers(child):
+            continue
+        elif inside_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from imports(child, inside_functions=inside_functions)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+@cache
+def imported(path: Path, inside_functions: bool) -> tuple[str, ...]:
+    """The modules that a file imports, by their full names."""
+    found: list[str] = []
+    for statement in imports(ast.parse(path.read_text()), inside_functions=inside_functions):
+        if isinstance(statement, ast.Import):
+            found += [alias.name for alias in statement.names]
+            continue
+        assert statement.level == 0, f"{path}: a relative import"
+        inner = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        found += [name if name in MODULES else str(statement.module) for name in inner]
+    return tuple(found)
+
+
+def part(module: str) -> str:
+    """The file or folder of the package that a module belongs to; empty for the package itself."""
+    return [*module.split("."), ""][1]
+
+
+def layer(name: str) -> int:
+    (number,) = [i for i, names in enumerate(LAYERS) if name in names]
+    return number
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_go_one_way(path):
+    own = part(module_name(path))
+    if not own:
+        return  # the public face, which imports on first use
+    others = {part(m) for m in imported(path, inside_functions=True) if m.split(".")[0] == "flnl_bench"}
+    upwards = {other for other in others - {own, ""} if layer(other) >= layer(own)}
+    assert not upwards, f"{path.name} is below {upwards}"
+
+
+def test_every_part_has_its_layer():
+    parts = {part(module) for module in MODULES} - {""}
+    assert parts <= set().union(*LAYERS)
+
+
+def test_the_recorder_knows_no_loop_and_no_part_knows_the_methods():
+    for path in SOURCES:
+        names = imported(path, inside_functions=True)
+        assert not any(name.startswith("flnl_methods") for name in names), path
+        if part(module_name(path)) in ("recorder", "leaderboard"):
+            assert not any(name.startswith("flnl_bench.engine") for name in names), path
+
+
+def public_names() -> set[str]:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = filter(for_type_checkers, tree.body)
+    return {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_plugins_use_public_names_only(path):
+    for statement in imports(ast.parse(path.read_text()), inside_functions=True):
+        if isinstance(statement, ast.Import):
+            assert not any(alias.name.startswith("flnl_bench") for alias in statement.names)
+        elif statement.module == "flnl_bench":
+            assert {alias.name for alias in statement.names} <= public_names()
+        elif str(statement.module).startswith("flnl_bench"):
+            assert statement.module == "flnl_bench.numerics"
+
+
+def test_every_public_name_exists():
+    import flnl_bench
+
+    for name in public_names():
+        assert getattr(flnl_bench, name) is not None
+
+
+def test_the_public_names_are_those_that_type_checkers_see():
+    import flnl_bench
+
+    with pytest.raises(AttributeError, match="_private"):
+        _ = flnl_bench._private
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = flnl_bench.no_such_name
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if part(m) in LIGHT or m in LIGHT_FILES or m == "flnl_bench"]
+)
+def test_what_answers_at_once_imports_nothing_heavy(module):
+    if part(module) == "models" and module != "flnl_bench.models":
+        return  # the networks themselves
+    todo, seen = [module], set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in MODULES:
+            todo += imported(MODULES[name], inside_functions=False)
+            todo += [name.rpartition(".")[0]] if "." in name else []  # its package runs first
+    heavy = {name.split(".")[0] for name in seen} & HEAVY
+    assert not heavy
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *PLUGINS], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_file_is_long(path):
+    assert len(path.read_text().splitlines()) <= LONGEST

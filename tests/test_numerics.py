@@ -1,0 +1,155 @@
+"""The shared numerics against torch, and against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flnl_bench import Step
+from flnl_bench.numerics import (
+    average,
+    bounded_cross_entropy,
+    is_finite,
+    kl_divergence,
+    loss_mixture,
+    mixed,
+    soft_cross_entropy,
+    uniform_penalty,
+    with_mixup,
+)
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0], [-30.0, 30.0, 0.0]])
+Y = torch.tensor([0, 2, 1])
+
+
+# -- weights -----------------------------------------------------------------------------------------
+def test_shares_of_an_average_need_not_sum_to_one():
+    models = [
+        {"w": torch.tensor([1.0, 0.0])},
+        {"w": torch.tensor([3.0, 8.0])},
+        {"w": torch.tensor([9.0, 0.0])},
+    ]
+    assert average(models, [1, 2, 1])["w"].tolist() == [4.0, 4.0]
+    assert average(models, [0.1, 0.2, 0.1])["w"].tolist() == pytest.approx([4.0, 4.0])
+
+
+def test_an_average_leaves_the_models_alone():
+    models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}]
+    average(models, [1, 1])["w"].fill_(7.0)
+    assert [m["w"].item() for m in models] == [1.0, 3.0]
+    assert average(models[:1], [5])["w"].item() == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_weight_makes_a_model_not_finite(bad):
+    good = {"w": torch.zeros(3), "steps": torch.tensor(4)}
+    assert is_finite(good)
+    assert not is_finite({**good, "b": torch.tensor([0.0, bad])})
+
+
+# -- losses ------------------------------------------------------------------------------------------
+def test_soft_cross_entropy_of_one_hot_targets_is_cross_entropy():
+    hard = F.one_hot(Y, 3).float()
+    expected = F.cross_entropy(LOGITS, Y, reduction="none")
+    torch.testing.assert_close(soft_cross_entropy(LOGITS, hard), expected)
+    soft = torch.tensor([[0.2, 0.3, 0.5]] * 3)
+    torch.testing.assert_close(
+        soft_cross_entropy(LOGITS, soft), F.cross_entropy(LOGITS, soft, reduction="none")
+    )
+
+
+def test_a_target_of_zeros_has_no_loss_and_half_a_target_half_of_it():
+    assert soft_cross_entropy(LOGITS, torch.zeros(3, 3)).tolist() == [0.0, 0.0, 0.0]
+    whole = soft_cross_entropy(LOGITS, F.one_hot(Y, 3).float())
+    torch.testing.assert_close(soft_cross_entropy(LOGITS, 0.5 * F.one_hot(Y, 3)), 0.5 * whole)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_divergence_is_that_of_torch(temperature):
+    student = LOGITS.flip(1)
+    log_q = F.log_softmax(student / temperature, 1)
+    log_p = F.log_softmax(LOGITS / temperature, 1)
+    expected = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+    torch.testing.assert_close(kl_divergence(LOGITS, student, temperature), expected)
+
+
+def test_divergence_by_hand():
+    # p = (1/2, 1/2), q = (1/4, 3/4): ½·ln 2 + ½·ln(2/3) = ½·ln(4/3).
+    p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3.0)]])
+    assert kl_divergence(p, q).item() == pytest.approx(0.5 * math.log(4 / 3))
+    assert kl_divergence(q, q).item() == pytest.approx(0.0, abs=1e-7)
+
+
+def test_bounded_cross_entropy_by_hand():
+    # Certain and right: ln(e + 1 + 1) − 1; certain and wrong: ln(e + 1 + 1), one more.
+    certain = torch.tensor([[1.0, 0.0, 0.0]] * 2)
+    right, wrong = bounded_cross_entropy(certain, torch.tensor([0, 1])).tolist()
+    assert right == pytest.approx(math.log(math.e + 2) - 1)
+    assert wrong - right == pytest.approx(1.0)
+
+
+def test_the_uniform_penalty_by_hand():
+    # The mean prediction (1/4, 3/4): ½·ln(½ ÷ ¼) + ½·ln(½ ÷ ¾) = ½·ln(4/3).
+    logits = torch.tensor([[0.0, math.log(3.0)]] * 5)
+    assert uniform_penalty(logits).item() == pytest.approx(0.5 * math.log(4 / 3))
+    opposite = torch.tensor([[9.0, -9.0], [-9.0, 9.0]])
+    assert uniform_penalty(opposite).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_uniform_penalty_stays_finite_where_a_class_is_never_predicted():
+    logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
+    penalty = uniform_penalty(logits)
+    penalty.backward()
+    assert torch.isfinite(penalty)
+    assert torch.isfinite(logits.grad).all()
+
+
+# -- mixtures ----------------------------------------------------------------------------------------
+def test_two_groups_of_losses_are_told_apart_with_the_smaller_first():
+    rng = np.random.default_rng(0)
+    losses = np.concatenate([rng.normal(3.0, 0.2, 30), rng.normal(0.5, 0.1, 90)])
+    fit = loss_mixture(losses)
+    assert ((fit.clean_probability > 0.5) == (losses < 1.7)).all()
+    assert fit.means == pytest.approx((0.5, 3.0), abs=0.1)
+    assert fit.shares == pytest.approx((0.75, 0.25), abs=0.01)
+    assert fit.variances[0] == pytest.approx(0.01, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "losses", [[], [1.0], [2.0, 2.0, 2.0], [1.0, 1.0 + 1e-9], [1.0, math.nan, 2.0], [1.0, math.inf]]
+)
+def test_no_mixture_where_there_are_no_two_groups(losses):
+    assert loss_mixture(np.array(losses)) is None
+
+
+def test_two_values_are_two_groups():
+    assert loss_mixture(np.array([4.0, 1.0])).clean_probability.round(6).tolist() == [0.0, 1.0]
+
+
+def test_a_mixture_is_the_same_every_time_and_leaves_the_global_streams_alone():
+    losses = np.random.default_rng(1).gamma(1.0, size=200)
+    state = np.random.get_state()[1].tolist()
+    first, second = loss_mixture(losses), loss_mixture(losses)
+    assert (first.clean_probability == second.clean_probability).all()
+    assert np.random.get_state()[1].tolist() == state
+
+
+# -- MixUp -------------------------------------------------------------------------------------------
+def test_mixing_by_hand():
+    values, order = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([2, 0, 1])
+    assert mixed(values, 0.75, order).tolist() == [[1.75], [1.75], [3.5]]
+    assert mixed(values, 1.0, order).tolist() == values.tolist()
+
+
+def test_mixup_notes_a_share_and_a_permutation_on_each_step_and_keeps_the_rest():
+    steps = [Step(np.array([3, 1, 2]), {"kept": 1}), Step(np.array([5, 6]))]
+    noted = with_mixup(steps, np.random.default_rng(0), alpha=1.0)
+    assert [step.rows.tolist() for step in noted] == [[3, 1, 2], [5, 6]]
+    assert noted[0].note["kept"] == 1
+    for step in noted:
+        assert 0 <= step.note["lam"] <= 1
+        assert sorted(step.note["order"].tolist()) == list(range(len(step.rows)))
+    assert noted[0].note["lam"] != noted[1].note["lam"]
+    assert "lam" not in steps[0].note
