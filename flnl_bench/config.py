@@ -29,13 +29,16 @@ class Training:
     momentum: float
     weight_decay: float
     samples: int | None = None  # train on a random subset of so many images
+    test_samples: int | None = None  # test on a random subset, the same for every seed
     norm: str = "batch"
     pretrained: bool = False
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number from 1")
-        _require(self.samples is None or self.samples >= 1, "samples", self.samples, "a whole number from 1")
+        for name in ("samples", "test_samples"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "a whole number from 1")
         _require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
         _require(self.lr > 0, "lr", self.lr, "above 0")
         _require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")

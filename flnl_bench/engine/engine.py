@@ -23,7 +23,7 @@ from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.engine.views import Views, draw_view
 from flnl_bench.models import make_network
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting
-from flnl_bench.streams import seed_of
+from flnl_bench.streams import seed_of, stream
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Engine:
         self.views = Views(dataset.augmentation, dataset.mean, dataset.std, device)
         self.train_images = shards.images
         self.test_images = as_images(dataset.test_x, device)
-        self.test_labels = torch.from_numpy(np.ascontiguousarray(dataset.test_y)).to(device)
+        self.test_rows = _subset(len(dataset.test_y), training.test_samples)
+        self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(device)
         self.workbench = Workbench(
             method=method,
             terms=self.terms,
@@ -137,7 +138,7 @@ class Engine:
     # -- looking at the global model -----------------------------------------------------------------
     def test(self) -> tuple[float, float]:
         """Accuracy in percent and mean loss of the global model on the test set."""
-        logits = self._logits(self.test_images, np.arange(len(self.test_images)))
+        logits = self._logits(self.test_images, self.test_rows)
         right = (logits.argmax(1) == self.test_labels).float().mean()
         loss = F.cross_entropy(logits, self.test_labels)
         return 100.0 * right.item(), loss.item()
@@ -167,6 +168,13 @@ class Engine:
         self.server.weights = placed(state["weights"], self.device, self.workbench.memory_format)
         self.server.state = state["server"]
         self.federation.states = dict(clients)
+
+
+def _subset(size: int, count: int | None) -> np.ndarray:
+    """Rows to test on: all, or a random subset that is the same for every run."""
+    if count is None or count >= size:
+        return np.arange(size)
+    return np.sort(stream(0, "test subset").choice(size, count, replace=False))
 
 
 def configure(device: torch.device) -> None:

@@ -32,8 +32,9 @@ class Preset:
             values.pop("pretrained", None)  # weights of the preset's own network
         values |= changes
         values.pop("methods", None)
-        if values.get("samples") == "all":
-            values["samples"] = None
+        for name in ("samples", "test_samples"):
+            if values.get(name) == "all":
+                values[name] = None
         return Training(**values)
 
     def hyperparameters(self, dataset: str, method: str) -> dict[str, Any]:
