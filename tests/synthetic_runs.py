@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.summary import summarise
 
 SEEDS = (1, 13, 42)
+preset_of = functools.cache(load_preset)
 
 
 def write_run(
@@ -39,7 +40,7 @@ def write_run(
 
     `all_rounds` writes rounds.jsonl too, which the leaderboard never reads.
     """
-    protocol = load_preset(preset).training(dataset, **(training or {}))
+    protocol = preset_of(preset).training(dataset, **(training or {}))
     config = RunConfig(
         method, dataset, partition, setting, preset, seed, device, protocol, hyperparameters or {}, scenario
     )
@@ -106,8 +107,3 @@ def write_grid(out: Path, accuracies: dict[str, dict[str, tuple[float, ...]]], s
         for setting, values in settings.items():
             for seed, accuracy in zip(seeds, values, strict=False):
                 write_run(out, method, setting, seed, accuracy, **more)
-
-
-def training_of(dataset="digits", preset="quick") -> dict:
-    """The protocol that a run of this preset has."""
-    return dataclasses.asdict(load_preset(preset).training(dataset))

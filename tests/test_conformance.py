@@ -53,6 +53,22 @@ def test_the_kit_catches_state_on_the_class():
         check_resumes(Leaky())
 
 
+def test_the_kit_catches_state_that_is_not_checkpointed():
+    class Forgetful(FedAvg):
+        """Counts its rounds on the model instead of in the state."""
+
+        name = "forgetful"
+
+        def on_receive(self, model, client):
+            model.visits = getattr(model, "visits", 0) + 1
+
+        def loss(self, model, batch, client):
+            return super().loss(model, batch, client) / (1 + model.visits)
+
+    with pytest.raises(AssertionError, match="resumed after round 1"):
+        check_resumes(Forgetful())
+
+
 def test_the_kit_catches_a_message_that_bypasses_the_engine():
     class Smuggler(FedAvg):
         """Hands a list from client to client."""

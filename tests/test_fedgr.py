@@ -161,7 +161,7 @@ def loss_of(method, round, model, client_logits, x=None):
     client = client_of(round=round, state={})
     client.scratch = {
         "target": F.one_hot(torch.tensor([0, 1, 2, 0]), 3).float(),
-        "features": torch.randn(4, 64, generator=generator),
+        "features": torch.randn(4, 128, generator=generator),
         "logits": client_logits,
     }
     batch = SimpleNamespace(x=x, views=(x,), index=torch.arange(4), y=torch.tensor([0, 1, 2, 0]))

@@ -17,7 +17,7 @@ from flnl_methods.fl_dividemix import (
     semi_supervised_losses,
     sharpen,
 )
-from test_engine import Counter
+from waits import Counter
 
 from flnl_bench.api import Batch, Step, Terms, copy_weights
 from flnl_bench.engine.tree import count_bytes

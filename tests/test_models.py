@@ -117,7 +117,7 @@ def test_no_backward_is_counted_without_gradients():
 
 def test_the_head_alone_costs_nothing():
     network = metered()
-    network.head(torch.rand(5, 64))
+    network.head(torch.rand(5, network.feature_size))
     assert network.meter == Cost()
 
 

@@ -45,7 +45,8 @@ def paper_average(cells: dict[str, Cell], over: Sequence[str]) -> Cell | None:
 
 def protocols(table: Table) -> tuple[str, bool]:
     """Which protocol each side has, and whether they may be compared."""
-    ours = "paper protocol" if table.protocol.is_paper else f"{table.protocol.name} protocol"
-    if table.protocol.is_paper:
+    about = table.protocol
+    ours = f"{about.preset} protocol{about.name.removeprefix(about.preset)}"
+    if about.is_paper:
         return f"ours: {ours}; {SOURCE}: paper protocol", True
     return f"{ours} vs paper protocol: not comparable", False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Protocol:
     numbers: int
     world: int = 0  # > 0: scenarios that are not those of the table before
 
-    @property
+    @functools.cached_property
     def changed(self) -> dict[str, Any]:
         """What differs from the preset as this version of the package has it."""
         from flnl_bench.presets import load_preset
@@ -68,7 +69,8 @@ class Protocol:
         images = "all images" if about["samples"] is None else f"{about['samples']} images"
         return (
             f"{about.get('model')}, {images}, {about.get('clients')} clients, "
-            f"{about.get('fraction')} of them a round, {about.get('rounds')} rounds of {about.get('epochs')} local epochs, "
+            f"{about.get('fraction')} of them a round, "
+            f"{about.get('rounds')} rounds of {about.get('epochs')} local epochs, "
             f"batch {about.get('batch_size')}, lr {about.get('lr')}, {self.device}"
         )
 

@@ -60,18 +60,15 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
         if paper:
             lines += _paper_lines(table, row, columns[:-1])
     about, alarm = about_table(table), None
-    if paper:
+    compared = any(line.kind == PAPER for line in lines)
+    if compared:
         text, comparable = protocols(table)
-        compared = any(line.kind == PAPER for line in lines)
-        if not compared:
-            about.append(
-                f"The paper has no numbers for {table.protocol.dataset} · {table.protocol.partition}."
-            )
-        elif comparable:
-            about.append(f"Protocols: {text}.")
-        else:
-            alarm = text
-    return Sheet(table.protocol.title, columns, lines, about, alarm, LEGEND, notes_of(table, paper=paper))
+        about += [f"Protocols: {text}."] if comparable else []
+        alarm = None if comparable else text
+    elif paper:
+        about.append("The paper has no numbers for this table.")
+    notes = notes_of(table, paper=compared)
+    return Sheet(table.protocol.title, columns, lines, about, alarm, LEGEND, notes)
 
 
 def _marks(table: Table, averaged: bool) -> Mapping[str, list[str]]:

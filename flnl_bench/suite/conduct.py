@@ -9,9 +9,17 @@ from typing import Protocol
 
 from flnl_bench.suite.grid import Item
 from flnl_bench.suite.state import Board, State, look
-from flnl_bench.suite.worker import Outcome
+from flnl_bench.suite.worker import Outcome, Task
 
 LOSSES = 3  # a run whose worker was lost so often counts as failed
+
+
+def task_of(item: Item, retry_failed: bool) -> Task:
+    """The run for a worker, whose working directory may be another."""
+    request = item.request
+    data_dir = request.data_dir and request.data_dir.absolute()
+    request = replace(request, out=request.out.absolute(), data_dir=data_dir)
+    return Task(request, item.folder.path.absolute(), retry_failed)
 
 
 class Executor(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -111,11 +110,3 @@ def _combinations(variation: Variation) -> Iterator[Mapping[str, str]]:
     keys = list(variation.values)
     for values in itertools.product(*variation.values.values()):
         yield dict(zip(keys, values, strict=True))
-
-
-def placed(item: Item) -> Request:
-    """The request as a worker needs it whose working directory is another."""
-    data_dir = item.request.data_dir
-    return dataclasses.replace(
-        item.request, out=item.request.out.absolute(), data_dir=data_dir and data_dir.absolute()
-    )

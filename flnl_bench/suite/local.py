@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from flnl_bench.suite.grid import Item, placed
+from flnl_bench.suite.conduct import task_of
+from flnl_bench.suite.grid import Item
 from flnl_bench.suite.worker import Outcome, stopping_on_terminate, work
 
 
@@ -96,7 +97,7 @@ class _Worker:
     def give(self, item: Item, retry_failed: bool) -> None:
         self.item = item
         with contextlib.suppress(OSError):  # died at its start: `take` will see
-            self.connection.send((placed(item), retry_failed))
+            self.connection.send(task_of(item, retry_failed))
 
     def take(self) -> tuple[Item, Outcome]:
         item, self.item = self.item, None
@@ -122,5 +123,4 @@ def _serve(connection: Connection, parent: int, gpu: str | None) -> None:
         os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
     with stopping_on_terminate(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
-            request, retry_failed = connection.recv()
-            connection.send(work(request, retry_failed, parent))
+            connection.send(work(connection.recv(), parent))

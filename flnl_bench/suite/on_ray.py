@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.suite.conduct import LOSSES
-from flnl_bench.suite.grid import Item, placed
+from flnl_bench.suite.conduct import LOSSES, task_of
+from flnl_bench.suite.grid import Item
 from flnl_bench.suite.worker import Outcome, work
 
 
@@ -39,7 +39,7 @@ class OnRay:
         self.queue.extend(items)
         while self.queue and (self.jobs is None or len(self.tasks) < self.jobs):
             item = self.queue.popleft()
-            self.tasks[self.task.remote(placed(item), self.retry_failed)] = item
+            self.tasks[self.task.remote(task_of(item, self.retry_failed))] = item
 
     def wait(self) -> list[tuple[Item, Outcome]]:
         """Collect what has ended; an error of Ray itself means that the worker was lost for good."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.errors import BadInput
-from flnl_bench.resolve import Request
-from flnl_bench.suite.grid import Item, placed
-from flnl_bench.suite.worker import Outcome, stopping_on_terminate, work
+from flnl_bench.suite.conduct import task_of
+from flnl_bench.suite.grid import Item
+from flnl_bench.suite.worker import Outcome, Task, stopping_on_terminate, work
 
 CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, to try it without Slurm
 
@@ -63,9 +63,9 @@ class OnSlurm:
         free = len(self.queue) if self.room is None else max(0, self.room - len(self.jobs))
         now = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
         if now:
-            requests = [placed(item) for item in now]
+            tasks = [task_of(item, self.retry_failed) for item in now]
             try:
-                jobs = self.executor.map_array(play_job, requests, [self.retry_failed] * len(now))
+                jobs = self.executor.map_array(play_job, tasks)
             except self.errors.FailedJobError as error:
                 raise BadInput(f"--executor slurm: {error}") from None
             self.jobs.update(zip(jobs, now, strict=True))
@@ -99,10 +99,10 @@ class OnSlurm:
                 time.sleep(0.2)
 
 
-def play_job(request: Request, retry_failed: bool) -> Outcome:
+def play_job(task: Task) -> Outcome:
     """One task of the array; submitit itself would ignore SIGTERM."""
     with stopping_on_terminate():
-        return work(request, retry_failed)
+        return work(task)
 
 
 def _number(text: str) -> str | int:

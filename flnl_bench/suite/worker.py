@@ -1,4 +1,4 @@
-"""One run inside a worker: skip it, play it, or say why not. Imports nothing heavy before it must."""
+"""One run inside a worker: skip it, play it, or say why not; torch is imported when it is played."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from flnl_bench.errors import one_line
-from flnl_bench.resolve import Request
+from flnl_bench.recorder.claim import Busy, owner
+from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.resolve import Request, prepare
+
+CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run as it is handed to a worker."""
+
+    request: Request  # with absolute paths and a kind of device
+    folder: Path  # where the run must end up
+    retry_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -21,29 +35,20 @@ class Outcome:
     error: str | None = None
 
 
-def work(request: Request, retry_failed: bool = False, parent: int | None = None) -> Outcome:
-    """Play a run to its end, from where it is.
-
-    Args:
-        request: the run; its device is "cpu", "cuda" or "mps".
-        retry_failed: whether to try a run again that has failed before.
-        parent: stop after the round in which this process is no longer the parent.
-    """
-    from flnl_bench.recorder.claim import Busy, owner
-    from flnl_bench.recorder.folder import RunFolder, run_folder
-    from flnl_bench.resolve import describe, prepare
-
+def work(task: Task, parent: int | None = None) -> Outcome:
+    """Play a run to its end, from where it is; stop when `parent` is no longer the parent process."""
     try:
-        config, _ = describe(request)
-        folder = RunFolder(run_folder(request.out, config))
-        record = folder.read() or {}
+        record = RunFolder(task.folder).read() or {}
         if record.get("status") == "done":
             return Outcome("done")
-        if record.get("status") == "failed" and not retry_failed:
+        if record.get("status") == "failed" and not task.retry_failed:
             return Outcome("failed", record.get("error"))
-        if owner(folder.path):
+        if owner(task.folder):
             return Outcome("busy")
-        prepare(request).play(progress=lambda row: _check_parent(row, parent))
+        run = prepare(task.request)
+        if run.folder.path != task.folder:
+            return Outcome("failed", CHANGED)
+        run.play(progress=lambda row: _check_parent(row, parent))
     except Busy:
         return Outcome("busy")
     except KeyboardInterrupt:

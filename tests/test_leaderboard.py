@@ -1,0 +1,225 @@
+"""The numbers of the leaderboard, against values computed by hand or by SciPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from command_line import flnl
+from synthetic_runs import SEEDS, write_grid, write_run
+
+from flnl_bench.leaderboard.against import compare
+from flnl_bench.leaderboard.group import group
+from flnl_bench.leaderboard.order import METHODS, NOISY, method_key, scored, setting_key
+from flnl_bench.leaderboard.paper import numbers, paper_average
+from flnl_bench.leaderboard.runs import read_runs
+from flnl_bench.leaderboard.sheet import main_sheet
+from flnl_bench.leaderboard.table import BEST, SECOND, make_table, mark_column, rank_column
+
+# Three methods × clean and two noisy settings × three seeds; every number below is worked out from these.
+GRID = {
+    "fedavg": {"clean": (90.0, 91.0, 92.0), "sym-1.0": (20.0, 22.0, 24.0), "asym-1.0": (60.0, 60.0, 60.0)},
+    "fedprox": {"clean": (95.0, 95.0, 95.0), "sym-1.0": (30.0, 30.0, 30.0), "asym-1.0": (60.0, 60.0, 60.0)},
+    "fedgr": {"clean": (80.0, 81.0, 82.0), "sym-1.0": (70.0, 73.0, 76.0), "asym-1.0": (80.0, 82.0, 87.0)},
+}
+
+
+@pytest.fixture
+def table(tmp_path):
+    write_grid(tmp_path, GRID)
+    return table_of(tmp_path)
+
+
+def table_of(folder, metric="last10"):
+    groups, warnings = group(read_runs(folder).runs)
+    assert warnings == []
+    (only,) = groups
+    return make_table(only, metric)
+
+
+def row(table, label):
+    return next(row for row in table.rows if row.label == label)
+
+
+# -- cells -------------------------------------------------------------------------------------------
+def test_a_cell_is_the_mean_and_the_sample_deviation_over_seeds(table):
+    cell = row(table, "fedavg").cells["sym-1.0"]
+    assert (cell.mean, cell.std, cell.count) == (22.0, 2.0, 3)  # sqrt((4 + 0 + 4) / 2)
+    cell = row(table, "fedgr").cells["asym-1.0"]
+    assert cell.mean == 83.0
+    assert cell.std == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
+    assert cell.values == {1: 80.0, 13: 82.0, 42: 87.0}
+
+
+def test_one_seed_has_no_deviation(tmp_path):
+    write_run(tmp_path, accuracy=51.0)
+    cell = table_of(tmp_path).rows[0].cells["sym-1.0"]
+    assert (cell.mean, cell.std) == (51.0, None)
+
+
+def test_the_metric_is_last10_or_best(tmp_path):
+    write_run(tmp_path, accuracy=40.0, best=55.0)
+    assert table_of(tmp_path, "last10").rows[0].cells["sym-1.0"].mean == pytest.approx(40.0)
+    assert table_of(tmp_path, "best").rows[0].cells["sym-1.0"].mean == 55.0
+
+
+# -- average -----------------------------------------------------------------------------------------
+def test_the_average_is_over_noisy_settings_never_clean(table):
+    average = row(table, "fedgr").average
+    assert table.scored == ["sym-1.0", "asym-1.0"]
+    assert average.mean == 78.0  # (73 + 83) / 2
+    per_seed = [75.0, 77.5, 81.5]
+    assert average.std == pytest.approx(float(np.std(per_seed, ddof=1)))
+
+
+def test_a_row_without_all_settings_has_neither_average_nor_rank(tmp_path):
+    write_grid(tmp_path, {**GRID, "fedcorr": {"sym-1.0": (99.0, 99.0, 99.0)}})
+    table = table_of(tmp_path)
+    assert row(table, "fedcorr").average is None
+    assert row(table, "fedcorr").rank is None
+    assert row(table, "fedgr").rank == 1.0  # the incomplete row takes nobody's place
+
+
+def test_uneven_seeds_give_an_average_without_deviation(tmp_path):
+    write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0), "asym-1.0": (60.0,)}})
+    average = table_of(tmp_path).rows[0].average
+    assert (average.mean, average.std, average.count) == (42.5, None, 1)
+
+
+def test_the_paper_s_six_settings_are_averaged_where_the_table_has_any():
+    assert scored(["real", "sym-0.3", "clean", *reversed(NOISY)]) == list(NOISY)
+    assert scored(["clean", "sym-0.3", "asym-0.3"]) == ["sym-0.3", "asym-0.3"]
+    assert scored(["clean"]) == ["clean"]
+
+
+# -- ranks and marks ---------------------------------------------------------------------------------
+def test_ranks_are_means_over_settings_and_ties_share_their_places(table):
+    # sym-1.0: fedgr 1, fedprox 2, fedavg 3; asym-1.0: fedgr 1, the others tie for 2 and 3.
+    assert [r.rank for r in table.rows] == [2.75, 2.25, 1.0]
+    assert [r.label for r in table.rows] == ["fedavg", "fedprox", "fedgr"]
+
+
+@pytest.mark.parametrize("values", [[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [5.0, 7.0, 7.0, 1.0]])
+def test_ranks_agree_with_scipy(values):
+    assert rank_column(values) == list(scipy.stats.rankdata([-v for v in values]))
+
+
+def test_what_prints_equal_ties():
+    assert rank_column([50.001, 50.004, 10.0]) == [1.5, 1.5, 3.0]
+    assert mark_column([50.001, 50.004, 10.0]) == [BEST, BEST, SECOND]
+
+
+def test_best_and_second_of_each_column_are_marked(table):
+    sheet = main_sheet(table)
+    assert sheet.columns == ["clean", "sym-1.0", "asym-1.0", "Avg", "rank"]
+    marks = {line.label: [entry.mark for entry in line.entries] for line in sheet.lines}
+    assert marks == {
+        "fedavg": [SECOND, "", SECOND, "", ""],
+        "fedprox": [BEST, SECOND, SECOND, SECOND, SECOND],
+        "fedgr": ["", BEST, BEST, BEST, BEST],
+    }
+    assert mark_column([None, 3.0]) == ["", ""]  # nothing to compare with
+
+
+# -- order -------------------------------------------------------------------------------------------
+def test_methods_and_settings_come_in_the_paper_s_order():
+    assert sorted(["fedgr/no-ema", "zeta", *reversed(METHODS)], key=method_key) == [
+        *METHODS,
+        "fedgr/no-ema",
+        "zeta",
+    ]
+    names = ["real", "mixed-0.8", "sym-0.3", "mixed-1.0", "sym-0.6", "clean"]
+    assert sorted(names, key=setting_key) == ["clean", "sym-0.6", "mixed-1.0", "sym-0.3", "mixed-0.8", "real"]
+
+
+# -- statistics --------------------------------------------------------------------------------------
+def test_the_paired_difference_agrees_with_scipy(table):
+    one = compare(row(table, "fedgr"), row(table, "fedavg"), table.scored)
+    differences = [50.0, 51.0, 52.0, 20.0, 22.0, 27.0]
+    assert one.pairs == 6
+    assert one.difference == 37.0
+    half = scipy.stats.t.interval(0.95, 5, loc=37.0, scale=scipy.stats.sem(differences))
+    assert (one.low, one.high) == pytest.approx(half)
+    assert (one.wins, one.ties, one.losses) == (6, 0, 0)
+    assert one.p == 0.03125  # two-sided and exact: 2 / 2 ** 6
+    assert one.p == scipy.stats.wilcoxon(differences).pvalue
+
+
+def test_ties_count_as_ties_and_leave_too_few_pairs_for_a_test(table):
+    one = compare(row(table, "fedprox"), row(table, "fedavg"), table.scored)
+    assert (one.wins, one.ties, one.losses) == (3, 3, 0)
+    assert one.p is None
+    assert one.difference == pytest.approx((10 + 8 + 6) / 6)
+
+
+def test_only_seeds_that_both_have_are_paired(tmp_path):
+    write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0, 40.0)}})
+    write_grid(tmp_path, {"fedgr": {"sym-1.0": (50.0,)}}, seeds=(13,))
+    table = table_of(tmp_path)
+    one = compare(row(table, "fedgr"), row(table, "fedavg"), table.scored)
+    assert (one.pairs, one.difference, one.low) == (1, 20.0, None)
+
+
+def test_against_prints_interval_counts_and_test(tmp_path):
+    write_grid(tmp_path, GRID)
+    done = flnl("leaderboard", tmp_path, "--against", "fedavg")
+    lines = [line.split() for line in done.out.splitlines()]
+    gained = next(line for line in lines if line[:2] == ["fedgr", "6"])
+    assert gained[2] == "+37.00"
+    assert gained[-2:] == ["6/0/0", "0.0312"]
+    assert "too few pairs" in done.out
+    assert "No test below 6 pairs that differ." in done.out
+
+
+def test_against_an_unknown_method_names_the_nearest(tmp_path):
+    write_grid(tmp_path, GRID)
+    done = flnl("leaderboard", tmp_path, "--against", "fedgrr")
+    assert done.code == 2
+    assert "did you mean 'fedgr'?" in done.errors[-1]
+
+
+# -- the paper ---------------------------------------------------------------------------------------
+def test_all_numbers_of_the_paper_are_there():
+    cells = numbers()
+    assert len(cells) == 608 - 72 - 41  # without 72 printed averages and 41 cells that are not reported
+    assert cells["cifar10", "iid", "sym-1.0", "fedgr", "last10"].mean == 83.91
+    assert not any(key[2] == "avg" for key in cells)
+
+
+def test_averages_of_the_paper_are_computed_not_copied():
+    row = {s: numbers()["cifar100", "iid", s, "feddiv", "last10"] for s in NOISY}
+    assert paper_average(row, NOISY).mean == pytest.approx(50.03, abs=0.005)  # printed: 59.21
+    assert paper_average({}, NOISY) is None
+
+
+def test_a_quick_run_beside_the_paper_is_flagged_loudly(tmp_path):
+    for seed in SEEDS:
+        write_run(tmp_path, "fedgr", "sym-1.0", seed, 60.0, dataset="cifar10")
+    done = flnl("leaderboard", tmp_path, "--paper")
+    words = "quick protocol vs paper protocol: not comparable"
+    assert f"⚠ {words}" in done.out
+    assert any(words in line for line in done.errors)
+    assert done.out.count("-23.91") == 1  # 60.00 against 83.91
+
+
+def test_a_paper_run_beside_the_paper_says_both_protocols(tmp_path):
+    write_run(tmp_path, "fedgr", "sym-1.0", 1, 84.0, dataset="cifar10", preset="paper", best=90.0)
+    done = flnl("leaderboard", tmp_path, "--paper")
+    assert done.errors == []
+    assert "ours: paper protocol; FedGR paper (ICML 2026): paper protocol" in done.out
+    assert "+0.09" in done.out
+
+
+def test_a_changed_paper_protocol_is_not_the_paper_s(tmp_path):
+    write_run(tmp_path, "fedgr", dataset="cifar10", preset="paper", training={"rounds": 100})
+    done = flnl("leaderboard", tmp_path, "--paper")
+    assert "⚠ paper protocol with rounds=100 vs paper protocol: not comparable" in done.out
+
+
+def test_data_sets_that_the_paper_does_not_have_are_said(tmp_path):
+    write_run(tmp_path)
+    done = flnl("leaderboard", tmp_path, "--paper")
+    assert "The paper has no numbers for this table." in done.out
+    assert done.errors == []

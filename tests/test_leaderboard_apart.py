@@ -1,0 +1,233 @@
+"""What never shares a cell, what is not counted, and that both are said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from command_line import flnl
+from synthetic_runs import write_grid, write_run
+
+
+def board(folder, *more):
+    """The tables, and the warnings that came with them."""
+    done = flnl("leaderboard", folder, "--format", "json", *more)
+    return done.json["tables"], done.errors
+
+
+def labels(table):
+    return [row["label"] for row in table["rows"]]
+
+
+# -- kept apart --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "reason", "name"),
+    [
+        ({"preset": "paper"}, "presets", "paper"),
+        ({"training": {"rounds": 20}}, "protocols", "quick with rounds=20"),
+        ({"device": "cuda"}, "devices", "quick · cuda"),
+        ({"numbers": 0}, "number versions", "quick · numbers version 0"),
+        ({"fingerprint": "f" * 16, "scenario": "f" * 16}, "scenario fingerprints", "quick · other scenarios"),
+    ],
+)
+def test_runs_of_another_protocol_get_a_table_of_their_own(tmp_path, change, reason, name):
+    write_run(tmp_path, accuracy=40.0)
+    write_run(tmp_path, accuracy=60.0, **change)
+    tables, warnings = board(tmp_path)
+    means = {table["title"]: [row["cells"]["sym-1.0"]["mean"] for row in table["rows"]] for table in tables}
+    assert means == {
+        "digits · iid · quick": [pytest.approx(40.0)],
+        f"digits · iid · {name}": [pytest.approx(60.0)],
+    }
+    (warning,) = warnings
+    assert f"digits · iid: 2 tables, because {reason} differ: " in warning
+    assert f"{name} (1 runs)" in warning
+
+
+def test_other_hyperparameters_get_a_row_of_their_own(tmp_path):
+    write_run(tmp_path, "fedprox", accuracy=40.0, hyperparameters={"mu": 1.0, "view": "weak"})
+    write_run(tmp_path, "fedprox", accuracy=60.0, hyperparameters={"mu": 0.1, "view": "weak"})
+    (table,), warnings = board(tmp_path)
+    assert labels(table) == ["fedprox mu=0.1", "fedprox mu=1"]
+    assert any("fedprox has 2 rows, because of different mu" in line for line in warnings)
+    done = flnl("leaderboard", tmp_path, "--against", "fedprox")
+    assert done.code == 2
+    assert "choose one of 'fedprox mu=0.1', 'fedprox mu=1'" in done.errors[-1]
+    assert flnl("leaderboard", tmp_path, "--against", "fedprox mu=1").code == 0
+
+
+def test_a_whole_number_is_the_same_as_its_float(tmp_path):
+    write_run(tmp_path, "fedprox", seed=1, hyperparameters={"mu": 1.0})
+    write_run(tmp_path, "fedprox", seed=13, hyperparameters={"mu": 1})
+    (table,), warnings = board(tmp_path)
+    assert labels(table) == ["fedprox"]
+    assert warnings == []
+
+
+def test_the_generated_scenario_is_the_table_s_and_others_follow(tmp_path):
+    write_run(tmp_path, "fedavg", fingerprint="a" * 16)
+    for method in ("fedprox", "fedgr"):
+        write_run(tmp_path, method, fingerprint="b" * 16, scenario="b" * 16)
+    tables, _ = board(tmp_path)
+    assert [labels(table) for table in tables] == [["fedavg"], ["fedprox", "fedgr"]]
+    assert [table["scenarios"]["sym-1.0"]["1"] for table in tables] == ["a" * 16, "b" * 16]
+
+
+def test_an_exported_scenario_with_the_same_fingerprint_is_the_same(tmp_path):
+    write_run(tmp_path, "fedavg", fingerprint="a" * 16)
+    write_run(tmp_path, "fedgr", fingerprint="a" * 16, scenario="a" * 16)
+    (table,), warnings = board(tmp_path)
+    assert labels(table) == ["fedavg", "fedgr"]
+    assert warnings == []
+
+
+def test_an_option_that_came_later_does_not_split_old_runs(tmp_path):
+    old = write_run(tmp_path, seed=1)
+    record = json.loads((old / "run.json").read_text())
+    del record["config"]["training"]["pretrained"]
+    (old / "run.json").write_text(json.dumps(record))
+    write_run(tmp_path, seed=13)
+    (table,), warnings = board(tmp_path)
+    assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 2
+    assert warnings == []
+
+
+# -- the same run twice ------------------------------------------------------------------------------
+def test_a_copy_of_a_run_is_counted_once(tmp_path):
+    write_run(tmp_path / "mine", accuracy=40.0)
+    write_run(tmp_path / "copy", accuracy=40.0)
+    (table,), warnings = board(tmp_path)
+    assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 1
+    assert warnings == []
+
+
+def test_of_two_runs_with_other_numbers_the_later_counts(tmp_path):
+    older = write_run(tmp_path / "b", accuracy=40.0, ended="2026-01-01T00:00:00+00:00")
+    newer = write_run(tmp_path / "a", accuracy=60.0, ended="2026-02-01T00:00:00+00:00")
+    (table,), (warning,) = board(tmp_path)
+    assert table["rows"][0]["cells"]["sym-1.0"]["mean"] == pytest.approx(60.0)
+    assert f"{older} ({newer} ended later)" in warning
+
+
+# -- seeds -------------------------------------------------------------------------------------------
+def test_cells_with_fewer_seeds_are_marked(tmp_path):
+    write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0, 40.0)}, "fedgr": {"sym-1.0": (50.0, 51.0)}})
+    out = flnl("leaderboard", tmp_path).out
+    assert "50.50 ± 0.71†2" in out
+    assert "†n: over n seeds only, where others have 3." in out
+    assert "over 3 seeds (1, 13, 42)" in out
+
+
+def test_cells_of_different_seeds_are_warned_about(tmp_path):
+    write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0)}}, seeds=(1, 2))
+    write_grid(tmp_path, {"fedgr": {"sym-1.0": (20.0, 30.0)}}, seeds=(3, 4))
+    (table,), warnings = board(tmp_path)
+    assert "Cells have different seeds: 1, 2 | 3, 4." in table["notes"]
+    assert any("cells have different seeds: 1, 2 | 3, 4" in line for line in warnings)
+
+
+# -- not counted -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema": 1, "status": "do', "torn: not whole JSON"),
+        ("", "torn: not whole JSON"),
+        ("\x00\x01", "torn: not whole JSON"),
+        ("[" * 100_000, "torn: not whole JSON"),
+        ("[1, 2]", "foreign: not a run of flnl-bench"),
+        ('{"name": "another tool"}', "foreign: not a run of flnl-bench"),
+        ('{"schema": 0, "status": "done"}', "schema 0, but this version of flnl-bench reads 1"),
+        ('{"schema": 1, "status": "done", "config": []}', "foreign: config.method is missing"),
+    ],
+)
+def test_torn_foreign_and_old_files_are_named_and_not_counted(tmp_path, text, why):
+    write_run(tmp_path, accuracy=40.0)
+    bad = tmp_path / "digits" / "other" / "run.json"
+    bad.parent.mkdir()
+    bad.write_text(text)
+    (table,), (warning,) = board(tmp_path)
+    assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 1
+    assert warning.startswith(f"flnl-bench: warning: not counted: {bad}: {why}")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"last10": None}, "summary.last10 is None, not a percentage"),
+        ({"last10": float("nan")}, "summary.last10 is nan, not a percentage"),
+        ({"best": 250.0}, "summary.best is 250.0, not a percentage"),
+        ({"rounds": 3}, "its status is done, but its summary is not of all rounds"),
+    ],
+)
+def test_numbers_that_cannot_be_are_not_counted(tmp_path, change, why):
+    write_run(tmp_path, seed=1)
+    file = write_run(tmp_path, seed=13) / "run.json"
+    record = json.loads(file.read_text())
+    record["summary"] |= change
+    file.write_text(json.dumps(record))
+    (table,), (warning,) = board(tmp_path)
+    assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 1
+    assert warning.endswith(why)
+
+
+def test_only_finished_runs_count(tmp_path):
+    write_run(tmp_path, seed=1)
+    for seed, status in enumerate(("running", "interrupted", "failed"), start=2):
+        write_run(tmp_path, seed=seed, status=status)
+    (table,), warnings = board(tmp_path)
+    assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 1
+    assert warnings == ["flnl-bench: 3 unfinished runs are not counted"]
+
+
+def test_many_bad_files_do_not_flood_the_terminal(tmp_path):
+    write_run(tmp_path)
+    for number in range(50):
+        (tmp_path / f"bad{number}").mkdir()
+        (tmp_path / f"bad{number}" / "run.json").write_text("{")
+    done = flnl("leaderboard", tmp_path, "--format", "json")
+    assert len(done.errors) == 21
+    assert "30 more files" in done.errors[-1]
+    assert len(done.json["not_counted"]) == 50
+
+
+# -- asking for what is not there --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--dataset", "digit"], "did you mean 'digits'?"),
+        (["--preset", "papper"], "unknown preset 'papper' in the results"),
+        (["--metric", "last"], "did you mean 'last10'?"),
+        (["--format", "markdwn"], "unknown format 'markdwn'"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(tmp_path, more, words):
+    write_run(tmp_path)
+    done = flnl("leaderboard", tmp_path, *more)
+    assert done.code == 2
+    assert words in done.errors[-1]
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    assert "there is no results folder" in flnl("leaderboard", tmp_path / "none").errors[-1]
+    done = flnl("leaderboard", tmp_path)
+    assert (done.code, done.errors[-1]) == (2, f"flnl-bench: there is no finished run below {tmp_path}")
+
+
+def test_filters_choose_tables(tmp_path):
+    for dataset in ("digits", "mnist", "cifar10"):
+        write_run(tmp_path, dataset=dataset)
+    tables, _ = board(tmp_path, "--dataset", "digits", "--dataset", "mnist", "--preset", "quick")
+    assert [table["dataset"] for table in tables] == ["digits", "mnist"]
+
+
+def test_no_heavy_library_is_loaded(tmp_path):
+    write_run(tmp_path)
+    code = (
+        "import contextlib, sys\nfrom flnl_bench.cli import main\nwith contextlib.suppress(SystemExit):\n"
+        "    main(['leaderboard', sys.argv[1]])\n"
+        "print({'torch', 'pandas', 'numpy', 'scipy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stderr == "set()\n"

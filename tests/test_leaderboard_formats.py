@@ -1,0 +1,168 @@
+"""The leaderboard in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from command_line import flnl
+from synthetic_runs import write_grid, write_run
+
+from flnl_bench.cli.leaderboard import FORMATS
+
+GRID = {
+    "fedavg": {"clean": (90.0, 92.0), "sym-1.0": (20.0, 22.0), "asym-1.0": (60.0, 62.0)},
+    "fedgr": {"clean": (80.0, 82.0), "sym-1.0": (70.0, 74.0)},
+    "my_method": {"sym-1.0": (10.0,)},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_grid(tmp_path / "runs", GRID, seeds=(1, 13))
+    return tmp_path / "runs"
+
+
+def test_markdown(folder):
+    out = flnl("leaderboard", folder, "--format", "md").out
+    lines = out.splitlines()
+    assert lines[0] == "### digits · iid · quick"
+    table = [line for line in lines if line.startswith("|")]
+    assert table == [
+        "| method | clean | sym-1.0 | asym-1.0 | Avg | rank |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| fedavg | **91.00 ± 1.41** | <u>21.00 ± 1.41</u> | 61.00 ± 1.41 | 41.00 ± 1.41 | 1.00 |",
+        "| fedgr | <u>81.00 ± 1.41</u> | **72.00 ± 2.83** |  |  |  |",
+        "| my\\_method |  | 10.00 †1 |  |  |  |",
+    ]
+    assert "mean ± sample standard deviation (ddof 1) over 2 seeds (1, 13)" in out
+
+
+def test_latex_is_a_booktabs_table(folder):
+    out = flnl("leaderboard", folder, "--format", "latex", "--against", "fedavg").out
+    assert out.startswith("% In the preamble: \\usepackage{booktabs,graphicx}\n")
+    assert r"\textbf{72.00{\scriptsize\,$\pm$\,2.83}}" in out
+    assert r"\underline{21.00{\scriptsize\,$\pm$\,1.41}}" in out
+    assert r"my\_method" in out
+    assert r"10.00$^{\dagger 1}$" in out
+    assert r"$+$51.00" in out
+    assert out.isascii()
+    assert out.count("\\begin") == out.count("\\end") == 4
+    for row in re.findall(r"\\midrule\n(.*?)\\bottomrule", out, re.DOTALL):
+        columns = {line.count("&") for line in row.strip().splitlines()}
+        assert columns == {5}
+
+
+class Cells(HTMLParser):
+    """The tags of a page, checked for balance."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_html_is_one_balanced_page_and_names_are_escaped(tmp_path):
+    write_run(tmp_path, "fedgr", hyperparameters={"mode": "<b>&"})
+    write_run(tmp_path, "fedgr", hyperparameters={"mode": "x"})
+    out = flnl("leaderboard", tmp_path, "--format", "html").out
+    page = Cells()
+    page.feed(out)
+    assert page.open == []
+    assert "fedgr mode=<b>&" in page.text
+    assert "http" not in out  # nothing is fetched
+
+
+def test_csv_round_trips_with_all_digits(tmp_path):
+    write_grid(
+        tmp_path, {"fedavg": {"sym-1.0": (20.1, 22.7, 23.9)}, "fedgr": {"sym-1.0": (1 / 3, 70.0, 80.0)}}
+    )
+    out = flnl("leaderboard", tmp_path, "--format", "csv", "--against", "fedavg").out
+    table = flnl("leaderboard", tmp_path, "--format", "json", "--against", "fedavg").json["tables"][0]
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert [(line["method"], line["setting"]) for line in lines] == [
+        (method, setting) for method in ("fedavg", "fedgr") for setting in ("sym-1.0", "avg")
+    ]
+    for line, row in zip(lines[::2], table["rows"], strict=True):
+        cell = row["cells"]["sym-1.0"]
+        assert (float(line["mean"]), float(line["std"])) == (cell["mean"], cell["std"])
+        assert line["seeds"].split() == list(cell["seeds"])
+        assert json.loads(line["hyperparameters"]) == row["hyperparameters"]
+    assert float(lines[3]["difference"]) == table["rows"][1]["against"]["difference"]
+
+
+def test_csv_carries_the_paper_s_numbers(tmp_path):
+    write_run(tmp_path, "fedgr", "sym-1.0", accuracy=60.0, dataset="cifar10")
+    (line, _) = csv.DictReader(io.StringIO(flnl("leaderboard", tmp_path, "--format", "csv", "--paper").out))
+    assert (line["protocol"], line["paper_protocol"], line["paper_mean"]) == ("quick", "paper", "83.91")
+    assert float(line["difference_to_paper"]) == pytest.approx(60.0 - 83.91)
+
+
+def test_json_is_one_document_with_everything(folder):
+    done = flnl("leaderboard", folder, "--format", "json", "--paper", "--against", "fedavg")
+    document = done.json
+    assert document["metric"] == "last10"
+    table = document["tables"][0]
+    assert table["training"]["model"] == "tiny-cnn"
+    assert table["averaged"] == ["sym-1.0", "asym-1.0"]
+    assert table["paper"]["comparable"] is False
+    assert table["rows"][1]["against"]["wins"] == 2
+    assert set(table["scenarios"]["clean"]) == {"1", "13"}
+
+
+@pytest.mark.parametrize("width", [160, 80, 60, 30])
+def test_the_terminal_table_fits_its_width(folder, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = flnl("leaderboard", folder, "--against", "fedavg").out
+    assert max(len(line) for line in out.splitlines()) <= width
+    first = out.split("against")[0]
+    for number in ("91.00", "21.00", "61.00", "41.00"):
+        assert first.count(number) == 1  # no column is lost
+
+
+def test_a_terminal_gets_bold_and_underline(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = flnl("leaderboard", folder).out
+    assert "\x1b[1m91.00" in out
+    assert "\x1b[4m21.00" in out
+    assert "Best in bold, second underlined." in out
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_output_writes_the_format_of_the_file_s_name(folder, tmp_path, name):
+    file = tmp_path / f"board{FORMATS[name]}"
+    done = flnl("leaderboard", folder, "--output", file)
+    assert (done.code, done.out) == (0, "")
+    assert done.errors[-1] == f"flnl-bench: wrote {file}"
+    flnl("leaderboard", folder, "--format", name, "-o", tmp_path / "same")
+    assert file.read_text() == (tmp_path / "same").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([file.name, "same", "runs"])
+
+
+def test_output_into_a_missing_folder_is_refused(folder, tmp_path):
+    done = flnl("leaderboard", folder, "-o", tmp_path / "none" / "board.md")
+    assert (done.code, "there is no folder" in done.errors[-1]) == (2, True)
+
+
+def test_every_option_is_documented():
+    page = (Path(__file__).parents[1] / "docs" / "leaderboard.md").read_text()
+    for command in (["leaderboard"], ["results", "export"], ["results", "import"]):
+        options = set(re.findall(r"--[a-z-]+", flnl(*command, "--help").out)) - {"--help"}
+        assert options
+        for option in options:
+            assert option in page, f"{option} of {' '.join(command)}"
