@@ -22,7 +22,9 @@ def start(method: str, options: argparse.Namespace) -> Engine:
     """An engine whose method is past its warm-up."""
     warmed = {"warmup_share": "0"} if method.startswith("fedgr") else {}
     training = {"rounds": 1000, "test_samples": 1}
-    request = Request(method, dataset=options.dataset, data_dir=options.data_dir, changes=warmed, training=training)
+    request = Request(
+        method, dataset=options.dataset, data_dir=options.data_dir, changes=warmed, training=training
+    )
     run = prepare(request)
     engine = Engine(run.method, run.dataset, run.scenario, run.config.training, 1, device=options.device)
     while engine.round < -(-engine.terms.clients // engine.terms.sampled) + 1:
@@ -54,8 +56,9 @@ def main() -> None:
     pairs = [[timed(engine) for engine in engines] for _ in range(options.rounds)]
     ratios = sorted(first[0] / second[0] for first, second in pairs)
     counted = pairs[0][0][1] / pairs[0][1][1]
+    names = " / ".join(options.methods)
     print(
-        f"{options.methods[0]} / {options.methods[1]} on {options.dataset}: time ×{statistics.median(ratios):.2f} "
+        f"{names} on {options.dataset}: time ×{statistics.median(ratios):.2f} "
         f"(rounds from ×{ratios[0]:.2f} to ×{ratios[-1]:.2f}), counted samples ×{counted:.2f}"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flnl_bench.errors import BadInput
+from flnl_bench.errors import require
 
 # Raised whenever a change makes the same configuration give other numbers.
 NUMBERS_VERSION = 1
@@ -35,14 +35,14 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number from 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number from 1")
         for name in ("samples", "test_samples"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "a whole number from 1")
-        _require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
-        _require(self.lr > 0, "lr", self.lr, "above 0")
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
-        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+            require(value is None or value >= 1, name, value, "a whole number from 1")
+        require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
+        require(self.lr > 0, "lr", self.lr, "above 0")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,3 @@ class RunConfig:
         """Eight hex digits over everything that changes the numbers."""
         text = json.dumps({**self.as_dict(), "numbers": NUMBERS_VERSION}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _require(condition: bool, name: str, value: object, allowed: str) -> None:
-    if not condition:
-        raise BadInput(f"{name} is {value}, but must be {allowed}")

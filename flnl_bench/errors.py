@@ -27,3 +27,9 @@ def unknown(what: str, name: str, allowed: Iterable[str], where: str = "") -> Ba
     hint = f"; did you mean {near[0]!r}?" if near else ""
     place = f" in {where}" if where else ""
     return BadInput(f"unknown {what} {name!r}{place}{hint} (allowed: {', '.join(allowed)})")
+
+
+def require(condition: bool, name: str, value: object, allowed: str) -> None:
+    """Raise an error that names a value and what is allowed, unless the condition holds."""
+    if not condition:
+        raise BadInput(f"{name} is {value}, but must be {allowed}")

@@ -53,6 +53,7 @@ def test_the_paper_preset_has_the_values_of_the_paper(dataset):
         "momentum": 0.5,
         "weight_decay": 5e-4,
         "samples": None,
+        "test_samples": None,
         "norm": "batch",
     }
 

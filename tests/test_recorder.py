@@ -247,7 +247,7 @@ def test_beliefs_about_ratios_by_hand():
 
 
 def test_refined_labels_by_hand():
-    # Client 1 (true 0, 1, 2; given 0, 2, 0) has labels 0, 1, none; client 2 (0, 1, 2; 0, 1, 1) all, one wrong.
+    # Client 1 (true 0, 1, 2; given 0, 2, 0) has labels 0, 1, none; client 2 (0, 1, 2; 0, 1, 1) one wrong.
     labels = {1: np.array([0, 1, -1]), 2: torch.tensor([0, 1, 1])}
     report = judge({k: Beliefs(labels=y, pseudo_labels=y) for k, y in labels.items()}, WORLD, [])
     for name in ("label", "pseudo_label"):

@@ -7,11 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
+import time
+from collections import deque
 from pathlib import Path
 
 import pytest
 from command_line import flnl, rounds_of
+
+from flnl_bench import Method
+from flnl_bench.registry import default_registry
+from flnl_bench.suite.conduct import task_of
+from flnl_bench.suite.file import read_suite
+from flnl_bench.suite.grid import make_grid
+from flnl_bench.suite.worker import CHANGED, Outcome, work
 
 SUITE = """
 methods = ["fedavg", "fedgr"]
@@ -37,12 +45,44 @@ def suite_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(suite_file, tmp_path_factory):
-    """The rounds of every run of an unbroken suite, by folder."""
+    """The rounds of every run of an unbroken suite of two workers, by folder."""
     out = tmp_path_factory.mktemp("whole")
     done = flnl("suite", suite_file, "--jobs", 2, "--out", out, "--json")
     assert done.json["counts"] == {"done": RUNS, "running": 0, "waiting": 0, "failed": 0}
     assert sum("done, last accuracy" in line for line in done.errors) == RUNS
+    assert not list(out.rglob(".claim"))
     return all_rounds(out)
+
+
+class Inline:
+    """An executor without processes: those take seconds to start."""
+
+    tick = 0.05
+
+    def __init__(self, jobs, gpus, retry_failed):
+        self.queue, self.retry_failed = deque(), retry_failed
+
+    def submit(self, items):
+        self.queue.extend(items)
+
+    def wait(self):
+        if not self.queue:
+            time.sleep(self.tick)
+            return []
+        item = self.queue.popleft()
+        return [(item, self.play(task_of(item, self.retry_failed)))]
+
+    def play(self, task):
+        return work(task)
+
+    def stop(self):
+        self.queue.clear()
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """`suite` plays its runs in this process."""
+    monkeypatch.setattr("flnl_bench.suite.local.Local", Inline)
 
 
 def all_rounds(out):
@@ -54,16 +94,10 @@ def records(out):
     return {file.parent: json.loads(file.read_text()) for file in out.rglob("run.json")}
 
 
-def start(*arguments, **environment):
+def start(*arguments):
     """`flnl-bench ARGUMENTS` in a process of its own."""
     command = [sys.executable, "-c", "from flnl_bench.cli import main; main()", *map(str, arguments)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def until(process, word):
@@ -83,132 +117,115 @@ def test_a_suite_has_the_numbers_of_single_runs(whole, tmp_path):
     assert all_rounds(tmp_path) == whole
 
 
-def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(whole, suite_file, tmp_path):
+# -- being killed ------------------------------------------------------------------------------------
+def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(whole, suite_file, tmp_path, inline):
     first = start("suite", suite_file, "--jobs", 2, "--out", tmp_path)
     until(first, ": done")
     first.kill()
     first.wait()
     finished = {path: record for path, record in records(tmp_path).items() if record["status"] == "done"}
     assert finished
-    done = flnl("suite", suite_file, "--jobs", 1, "--out", tmp_path, "--json")
-    assert done.json["counts"]["done"] == RUNS
+    # The workers of the dead suite may still be in their last round: it is waited for.
+    assert flnl("suite", suite_file, "--out", tmp_path, "--json").json["counts"]["done"] == RUNS
     assert all_rounds(tmp_path) == whole
     after = records(tmp_path)
     assert {path: after[path] for path in finished} == finished
-    # Two workers were killed: at most two runs were broken, and each goes on once.
+    # Two workers were cut off: at most two runs were broken, and each goes on once.
     assert sum(record["resumed"] for record in after.values()) <= 2
 
 
-def test_two_suites_at_once_never_play_the_same_run(whole, suite_file, tmp_path):
-    both = [start("suite", suite_file, "--jobs", 1, "--out", tmp_path, "--json") for _ in range(2)]
-    outcomes = [json.loads(process.communicate()[0]) for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert [outcome["counts"]["done"] for outcome in outcomes] == [RUNS, RUNS]
+def test_two_suites_at_once_never_play_the_same_run(whole, suite_file, tmp_path, inline):
+    other = start("suite", suite_file, "--jobs", 1, "--out", tmp_path, "--json")
+    while not list(tmp_path.rglob(".claim")):
+        assert other.poll() is None
+        time.sleep(0.01)
+    mine = flnl("suite", suite_file, "--out", tmp_path, "--json").json
+    theirs = json.loads(other.communicate()[0])
+    assert mine["counts"]["done"] == theirs["counts"]["done"] == RUNS
     assert {record["resumed"] for record in records(tmp_path).values()} == {0}
     assert all_rounds(tmp_path) == whole
 
 
-def test_ctrl_c_stops_the_workers_and_the_next_call_goes_on(whole, suite_file, tmp_path):
-    first = start("suite", suite_file, "--jobs", 1, "--out", tmp_path)
-    until(first, ": done")
-    first.send_signal(signal.SIGINT)
-    rest = first.communicate()[1].splitlines()
-    assert first.returncode == 130
-    assert "runs done; the same command goes on from there" in rest[-1]
+def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file, tmp_path, inline):
+    suite = start("suite", suite_file, "--jobs", 1, "--out", tmp_path)
+    while not (claims := list(tmp_path.rglob(".claim"))):
+        assert suite.poll() is None
+        time.sleep(0.01)
+    os.kill(json.loads(claims[0].read_text())["pid"], signal.SIGKILL)
+    until(suite, ": done")
+    suite.send_signal(signal.SIGINT)
+    lines = suite.communicate()[1].splitlines()
+    assert suite.returncode == 130
+    assert "runs done; the same command goes on from there" in lines[-1]
     assert not list(tmp_path.rglob(".claim"))
     assert "running" not in {record["status"] for record in records(tmp_path).values()}
-    assert flnl("suite", suite_file, "--jobs", 1, "--out", tmp_path).code == 0
+    assert flnl("suite", suite_file, "--out", tmp_path).code == 0
     assert all_rounds(tmp_path) == whole
 
 
 # -- failures ----------------------------------------------------------------------------------------
-PLUGIN = '''
-import os, signal
-from flnl_bench import Method, hookimpl
-
 class Fragile(Method):
-    """FedAvg that breaks in its second round, as the environment says."""
+    """FedAvg that breaks in its second round."""
+
     name = "fragile"
-    reference = "none"
+    broken = True
 
     def round(self, server, fed):
-        how = os.environ.get("FRAGILE") if server.round == 1 else None
-        if how == "raise":
-            raise RuntimeError("it broke\\nin two lines")
-        if how == "die" and not os.path.exists(os.environ["FRAGILE_MARK"]):
-            open(os.environ["FRAGILE_MARK"], "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.broken and server.round == 1:
+            raise RuntimeError("it broke\nin two lines")
         return super().round(server, fed)
-
-@hookimpl
-def flnl_register_methods():
-    return [Fragile]
-'''
 
 
 @pytest.fixture
-def fragile(tmp_path):
-    """A suite with a method that breaks, and the environment in which it is installed."""
-    site = tmp_path / "site"
-    about = site / "fragile-1.0.dist-info"
-    about.mkdir(parents=True)
-    (site / "fragile.py").write_text(PLUGIN)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[flnl_bench]\nfragile = fragile\n")
+def fragile(suite_file, tmp_path, monkeypatch, inline):
+    """A suite of one run that fails and one that does not, and its folder."""
+    monkeypatch.setitem(default_registry().methods, "fragile", Fragile)
     file = tmp_path / "fragile.toml"
-    seed = SUITE.replace("[1, 13]", "[1]").replace('"clean", ', "")
-    file.write_text(seed.replace('["fedavg", "fedgr"]', '["fragile", "fedavg"]'))
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    return file, tmp_path / "runs", {"PYTHONPATH": path, "FRAGILE_MARK": str(tmp_path / "mark")}
+    text = SUITE.replace("[1, 13]", "[1]").replace('"clean", ', "")
+    file.write_text(text.replace('["fedavg", "fedgr"]', '["fragile", "fedavg"]'))
+    return file, tmp_path / "runs"
 
 
-def outcome_of(process):
-    out, errors = process.communicate()
-    return json.loads(out), errors.splitlines(), process.returncode
-
-
-def test_a_failed_run_is_told_kept_and_tried_again_when_asked(fragile):
-    file, out, environment = fragile
-    command = ["suite", file, "--jobs", 1, "--out", out, "--json"]
-    outcome, errors, code = outcome_of(start(*command, **environment, FRAGILE="raise"))
-    assert code == 1
+def test_a_failed_run_is_told_kept_and_tried_again_when_asked(fragile, monkeypatch):
+    file, out = fragile
+    first = flnl("suite", file, "--out", out, "--json")
+    outcome = json.loads(first.out)
+    assert first.code == 1
     assert outcome["counts"] == {"done": 1, "running": 0, "waiting": 0, "failed": 1}
-    assert "failed: fragile · digits · iid · sym-1.0 · s1: RuntimeError: it broke" in errors[-2]
-    assert "--retry-failed" in errors[-1]
+    assert first.errors[-2] == (
+        "flnl-bench: failed: fragile · digits · iid · sym-1.0 · s1: RuntimeError: it broke"
+    )
+    assert "--retry-failed" in first.errors[-1]
     run_dir = Path(outcome["runs"][0]["run_dir"])
     record = json.loads((run_dir / "run.json").read_text())
     assert (record["status"], record["error"]) == ("failed", "RuntimeError: it broke")
     assert "in two lines" in record["traceback"]
 
-    again, _, code = outcome_of(start(*command, **environment))
-    assert (code, again["counts"]["failed"]) == (1, 1)
-    retried, _, code = outcome_of(start(*command, "--retry-failed", **environment))
-    assert (code, retried["counts"]["done"]) == (0, 2)
+    monkeypatch.setattr(Fragile, "broken", False)
+    again = flnl("suite", file, "--out", out, "--json")
+    assert (again.code, json.loads(again.out)["counts"]["failed"]) == (1, 1)
+    assert flnl("suite", file, "--out", out, "--retry-failed", "--json").json["counts"]["done"] == 2
     record = json.loads((run_dir / "run.json").read_text())
     assert (record["status"], record["resumed"], record.get("error")) == ("done", 1, None)
-    # The same seed gives the same numbers to both methods, broken or not.
+    # Both are FedAvg, and the seed is the same.
     assert rounds_of(run_dir) == rounds_of(outcome["runs"][1]["run_dir"])
 
 
-def test_a_worker_that_dies_is_replaced_and_its_run_goes_on(fragile):
-    file, out, environment = fragile
-    outcome, _, code = outcome_of(
-        start("suite", file, "--jobs", 1, "--out", out, "--json", **environment, FRAGILE="die")
+def test_a_run_whose_worker_is_lost_again_and_again_has_failed(fragile, monkeypatch):
+    file, out = fragile
+    monkeypatch.setattr(
+        Inline, "play", lambda self, task: Outcome("lost", "the worker ended with exit code -9")
     )
-    assert (code, outcome["counts"]["done"]) == (0, 2)
-    assert [run["resumed"] for run in outcome["runs"]] == [1, 0]
-    first, second = (run["run_dir"] for run in outcome["runs"])
-    assert rounds_of(first) == rounds_of(second)
+    done = flnl("suite", file, "--out", out)
+    assert done.code == 1
+    assert done.errors[-2] == (
+        "flnl-bench: failed: fragile · digits · iid · sym-1.0 · s1 and 1 more: "
+        "its worker was lost 3 times: the worker ended with exit code -9"
+    )
 
 
 def test_a_preset_that_changes_during_a_suite_does_not_mix_two_protocols(suite_file, tmp_path):
-    from flnl_bench.suite.conduct import task_of
-    from flnl_bench.suite.file import read_suite
-    from flnl_bench.suite.grid import make_grid
-    from flnl_bench.suite.worker import CHANGED, work
-
-    item = make_grid(read_suite(suite_file), out=tmp_path)[0]
-    task = task_of(item, False)
+    task = task_of(make_grid(read_suite(suite_file), out=tmp_path)[0], False)
     task.request.training["rounds"] = 3
     assert work(task).error == CHANGED
     assert not list(tmp_path.rglob("run.json"))

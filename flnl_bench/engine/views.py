@@ -68,7 +68,9 @@ def draw_view(view: str, count: int, augmentation: Augmentation, rng: np.random.
     strong, random = view == "strong", view != "plain"
     shares = rng.random((count, 7)) if random else np.zeros((count, 7))
     nothing = np.zeros((count, 0))
-    operation, magnitude = draw_operations(count, augmentation.operations, rng) if strong else (nothing, nothing)
+    operation, magnitude = (
+        draw_operations(count, augmentation.operations, rng) if strong else (nothing, nothing)
+    )
     return Draw(
         view=view,
         corner=shares[:, :2],

@@ -33,6 +33,7 @@ from flnl_bench import (
     copy_weights,
     mix_into,
     network_weights,
+    require,
 )
 from flnl_bench.numerics import kl_divergence, loss_mixture, soft_cross_entropy
 
@@ -70,6 +71,13 @@ class FedGR(Method):
     warmup_sampling: Literal["without", "with"] = "without"  # replacement
     # The paper's equation keeps pseudo labels only; its authors' code also keeps labels judged clean.
     high_noise_labels: Literal["pseudo", "pseudo+clean"] = "pseudo"
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_share", "gamma_g", "gamma_l", "confidence", "noisy_client", "coverage"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
+        for name in ("lambda_b", "lambda_r"):
+            require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "a number from 0")
+        require(0 < self.temperature < math.inf, "temperature", self.temperature, "above 0")
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

@@ -6,10 +6,12 @@ MLSys 2020.
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Client, Method
+from flnl_bench import Batch, Client, Method, require
 
 
 class FedProx(Method):
@@ -18,7 +20,10 @@ class FedProx(Method):
     name = "fedprox"
     reference = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
-    mu: float = 1.0
+    mu: float = 1.0  # μ
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mu < math.inf, "mu", self.mu, "a number from 0")
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """The loss of each example plus the proximal term, which all of them share."""

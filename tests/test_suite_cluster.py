@@ -1,0 +1,80 @@
+"""Suites on a Ray cluster of this machine and on submitit's local executor: the numbers of `local`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from command_line import flnl, rounds_of
+from test_suite_execution import all_rounds, records, start, until
+
+pytestmark = pytest.mark.slow
+
+SUITE = """
+methods = ["fedavg", "fedgr"]
+settings = ["sym-1.0"]
+seeds = [1]
+
+[training]
+samples = 200
+clients = 4
+fraction = 0.5
+rounds = 6
+epochs = 1
+"""
+ALL = {"done": 2, "running": 0, "waiting": 0, "failed": 0}
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(SUITE)
+    return file
+
+
+@pytest.fixture
+def local(suite_file, tmp_path):
+    assert flnl("suite", suite_file, "--jobs", 1, "--out", tmp_path / "local", "--json").json["counts"] == ALL
+    return all_rounds(tmp_path / "local")
+
+
+def kill_a_worker(process, out):
+    """End the first process that has claimed a run and finished a round of it."""
+    while True:
+        assert process.poll() is None
+        for claim in out.rglob(".claim"):
+            if (claim.parent / "rounds.jsonl").exists() and rounds_of(claim.parent):
+                os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
+                return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("executor", ["ray", "slurm"])
+def test_the_numbers_are_those_of_local_and_a_killed_worker_is_replaced(
+    executor, suite_file, local, tmp_path, monkeypatch
+):
+    pytest.importorskip("ray" if executor == "ray" else "submitit")
+    monkeypatch.setenv("FLNL_SLURM_CLUSTER", "local")
+    out = tmp_path / "cluster"
+    process = start("suite", suite_file, "--executor", executor, "--jobs", 1, "--out", out, "--json")
+    kill_a_worker(process, out)
+    outcome = json.loads(process.communicate()[0])
+    assert (process.returncode, outcome["counts"]) == (0, ALL)
+    assert sum(record["resumed"] for record in records(out).values()) == 1
+    assert all_rounds(out) == local
+
+
+@pytest.mark.parametrize("executor", ["ray", "slurm"])
+def test_ctrl_c_stops_the_workers(executor, suite_file, tmp_path, monkeypatch):
+    pytest.importorskip("ray" if executor == "ray" else "submitit")
+    monkeypatch.setenv("FLNL_SLURM_CLUSTER", "local")
+    process = start("suite", suite_file, "--executor", executor, "--jobs", 1, "--out", tmp_path)
+    until(process, ": done")
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert not list(tmp_path.rglob(".claim"))
+    assert "running" not in {record["status"] for record in records(tmp_path).values()}
