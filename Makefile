@@ -18,7 +18,7 @@ run: setup
 	$(BIN)/flnl-bench run --method fedgr --setting sym-1.0
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

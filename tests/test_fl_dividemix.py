@@ -174,7 +174,7 @@ def test_the_penalty_is_the_divergence_of_the_mean_prediction_from_uniform():
 def test_a_mixmatch_step_is_the_loss_that_the_rows_give_one_by_one():
     torch.manual_seed(0)
     # GroupNorm: an image then has the same logits in any batch and mode.
-    model = FLDivideMix().build(lambda: make_network("tiny-cnn", channels=1, classes=3, size=8, norm="group"))
+    model = FLDivideMix().build(lambda: make_network("tiny-cnn", channels=1, classes=3, norm="group"))
     views = tuple(torch.randn(3, 1, 8, 8) for _ in range(2))
     y, index = torch.tensor([2, 0, 1]), torch.tensor([4, 1, 3])
     w, order, factor = torch.rand(5), torch.randperm(6), 0.7
@@ -439,7 +439,7 @@ def test_losses_of_augmented_images_are_used_on_demand(monkeypatch):
     ("training", "images", "moves"), [(True, 4, True), (True, 1, False), (False, 4, False)]
 )
 def test_passes_without_gradient_move_the_statistics_of_a_network_in_training(training, images, moves):
-    net = make_network("tiny-cnn", channels=1, classes=3, size=8).train(training)
+    net = make_network("tiny-cnn", channels=1, classes=3).train(training)
     before = copy_weights(dict(net.named_buffers()))
     mean_prediction(net, [torch.randn(images, 1, 8, 8) for _ in range(2)])
     assert net.training == training
@@ -510,7 +510,7 @@ def test_degenerate_clients_do_no_harm():
 def test_the_split_finds_wrong_labels_in_the_toy_world():
     scenario = toy_scenario("sym-1.0:0.3-0.5")
     # λ_u = 25 belongs to the paper's learning rate: at 0.1 the tiny network diverges after the switch.
-    engine = toy_engine(FLDivideMix(), scenario, rounds=8, fraction=1.0, lr=0.01)
+    engine = toy_engine(FLDivideMix(lambda_u=1.0), scenario, rounds=8, fraction=1.0)
     play(engine)
     right = [
         (engine.federation.states[k]["clean_probability"] > 0.5) == (scenario.given == scenario.true)[rows]

@@ -234,6 +234,12 @@ def test_data_that_are_missing_are_told_before_anything_is_run(tmp_path):
     assert (done.code, len(done.errors)) == (3, 1)
 
 
+def test_the_example_of_the_documentation_is_a_suite(tmp_path):
+    text = (BENCHMARKS.parent / "docs" / "suites.md").read_text()
+    example = text.split("```toml\n")[1].split("```")[0]
+    assert len(grid_of(example, tmp_path)) == (3 + 1 + 6 - 1) * 2 * 2 * 3  # a sweep passes the defaults
+
+
 # -- dry run -----------------------------------------------------------------------------------------
 def test_a_dry_run_tells_runs_and_cost_and_writes_nothing(tmp_path):
     out = tmp_path / "runs"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,7 +119,8 @@ def play(
 
         chosen = OnSlurm(room, items[0].request.out, sbatch, cpus_per_run, gpu, retry_failed)
     try:
-        with watching(board) as watch:
+        # Ray prints its troubles to stdout, where only the result belongs.
+        with contextlib.redirect_stdout(sys.stderr), watching(board) as watch:
             conduct(board, chosen, watch)
     except KeyboardInterrupt:
         done = len(board.having("done"))
