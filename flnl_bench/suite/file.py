@@ -83,9 +83,10 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
 
 def _axis(values: Any, key: str) -> tuple[Any, ...]:
     """A list without repetition, of whole numbers for the seeds and of names for the others."""
-    kind, what = (int, "whole numbers from 0") if key == "seeds" else (str, "names")
+    seeds = key == "seeds"
+    what = "whole numbers from 0" if seeds else "names"
     _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
-    good = all(type(value) is kind and (kind is str or value >= 0) for value in values)
+    good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)
     _require(good, key, f"a list of {what}")
     for value in values:
         _require(values.count(value) == 1, key, f"a list without repetition, but {value!r} is there twice")
