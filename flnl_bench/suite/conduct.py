@@ -51,8 +51,6 @@ def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) ->
                 handed.discard(item)
                 losses[item] += outcome.status == "lost"
                 board.states[item] = _settled(item, outcome, losses[item])
-                if board.states[item].status == "failed":
-                    board.fresh_failures.add(item)
             for item in board.having("waiting", "running"):
                 state = look(item)
                 # How a run ended is for its worker to tell, if it has one.

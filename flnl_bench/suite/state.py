@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,6 @@ class Board:
     states: dict[Item, State]
     jobs: int = 1
     done_before: int = 0
-    fresh_failures: set[Item] = field(default_factory=set)  # those of this call
 
     @classmethod
     def of(cls, items: Iterable[Item], jobs: int = 1, retry_failed: bool = False) -> Board:
