@@ -23,6 +23,7 @@ from waits import assert_no_step_waits
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.tree import count_bytes
 from flnl_bench.numerics import bounded_cross_entropy, is_finite, loss_mixture
+from flnl_bench.presets import load_preset
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 WIDE = toy_scenario("sym-0.5:0.4-0.8")
@@ -218,7 +219,10 @@ def test_the_budgets_of_the_specification(rounds, iterations, finetuning, usual)
 
 
 def test_the_budgets_of_other_data_sets():
-    cifar100, clothing = (FedCorr(**FedCorr.variants[name]) for name in ("cifar100", "clothing1m"))
+    paper = load_preset("paper")
+    cifar100, clothing = (
+        FedCorr(**paper.hyperparameters(name, "fedcorr")) for name in ("cifar100", "clothing1m")
+    )
     assert cifar100.schedule(terms_of(500)) == (10, 10, 200, 200)
     assert cifar100.schedule(terms_of(1000, clients=50, sampled=5)) == (10, 10, 450, 450)
     assert clothing.schedule(terms_of(200, clients=500)) == (50, 2, 50, 50)

@@ -147,6 +147,7 @@ def test_two_suites_at_once_never_play_the_same_run(whole, suite_file, tmp_path,
     assert all_rounds(tmp_path) == whole
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file, tmp_path, inline):
     suite = start("suite", suite_file, "--jobs", 1, "--out", tmp_path)
     while not (claims := list(tmp_path.rglob(".claim"))):

@@ -60,17 +60,10 @@ class Schedule(NamedTuple):
 
 
 class FedCorr(Method):
-    """Pre-processing, fine-tuning, usual training.
-
-    The variants are the authors' settings for data sets other than CIFAR-10.
-    """
+    """Pre-processing, fine-tuning, usual training; the defaults are the authors' values for CIFAR-10."""
 
     name = "fedcorr"
     reference = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
-    variants = {
-        "cifar100": {"iterations": 10, "finetuning_share": 0.5},
-        "clothing1m": {"iterations": 2, "finetuning_share": 0.5, "relabel_ratio": 0.8, "confidence": 0.9},
-    }
 
     iterations: int = 5  # T1, at most; fewer in short runs
     finetuning_share: float = 10 / 19  # T2 as a share of the rounds after stage 1
