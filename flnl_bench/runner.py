@@ -16,7 +16,7 @@ from flnl_bench.config import RunConfig
 from flnl_bench.data import Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import one_line
+from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import finite
 from flnl_bench.recorder.beliefs import save_beliefs
 from flnl_bench.recorder.claim import Busy, Claim, claimed
@@ -50,8 +50,14 @@ class Run:
         return Checkpoint(self.folder.path / "checkpoint")
 
     def finished(self) -> dict[str, Any] | None:
-        """The record of the run if it is done already."""
+        """The record of the run if it is done already, on the same federation."""
         record = self.folder.read()
+        if record and record["scenario"]["fingerprint"] != self.scenario.fingerprint:
+            raise BadInput(
+                f"the data have changed since the run in {self.folder.path}: its scenario is "
+                f"{record['scenario']['fingerprint']}, now it is {self.scenario.fingerprint}; "
+                "start the run anew with --fresh, or choose another folder with --out"
+            )
         return record if record and record.get("status") == "done" else None
 
     def play(self, *, fresh: bool = False, progress: Progress = lambda row: None) -> dict[str, Any]:
@@ -70,11 +76,12 @@ class Run:
         )
         checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
-        if checkpoint.exists:
+        resumes = checkpoint.exists
+        if resumes:
             state, clients, rounds = checkpoint.load()
             engine.restore(state, clients)
         folder.rewrite_rounds(rounds)
-        record = self._record(device, folder)
+        record = self._record(device, folder, resumes)
         folder.write(record)
         probe = Probe(self.scenario)
         for row in rounds:
@@ -101,7 +108,7 @@ class Run:
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
 
-    def _record(self, device: torch.device, folder: RunFolder) -> dict[str, Any]:
+    def _record(self, device: torch.device, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario
         previous = folder.read() or {}
         return {
@@ -115,7 +122,7 @@ class Run:
             },
             "provenance": provenance(device),
             "started": previous.get("started", now()),
-            "resumed": previous.get("resumed", -1) + 1,
+            "resumed": previous.get("resumed", 0) + resumes,
             "summary": None,
         }
 

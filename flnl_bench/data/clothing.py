@@ -89,7 +89,7 @@ def _decoded(folder: Path, part: str, keys: list[str], progress: Progress | None
             with FileLock(folder / f".{part}.lock"):
                 if not target.is_file():
                     _decode(folder, keys, target, progress)
-        return np.load(target, mmap_mode="r")
+        return np.load(target, mmap_mode="c")  # torch warns of arrays that cannot be written to
     except BadInput:
         raise
     except (OSError, ValueError) as error:

@@ -79,7 +79,6 @@ class Engine:
             terms=self.terms,
             shards=shards,
             views=self.views,
-            augmentation=dataset.augmentation,
             optimiser=Optimiser(training.lr, training.momentum, training.weight_decay),
             model=self._build(training, dataset.train_x.shape[1], seed),
             seed=seed,

@@ -29,14 +29,14 @@ class LocalFederation:
         """Forget what the last round counted."""
         self.cost = Cost()
         self.trained: set[int] = set()
-        self.seen: dict[int, int] = {}  # client → calls in this round
+        self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
         self.losses: list[tuple[float, int]] = []  # mean training loss, n_k
 
     def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
         """Send the global weights and train the clients locally."""
         updates = []
         for k in self.order(ids):
-            result = self._settle(k, self.workbench.train(self._task(k, epochs)))
+            result = self._settle(k, self.workbench.train(self._task("train", k, epochs)))
             update: Update = result.answer
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
@@ -49,7 +49,7 @@ class LocalFederation:
         """Send the global weights, run `task` on each client; what it returns travels up."""
         answers: dict[int, Mapping] = {}
         for k in self.order(ids):
-            answers[k] = self._settle(k, self.workbench.visit(self._task(k), task)).answer
+            answers[k] = self._settle(k, self.workbench.visit(self._task("visit", k), task)).answer
             self.cost.bytes_up += count_bytes(answers[k])
         return dict(sorted(answers.items()))
 
@@ -60,12 +60,19 @@ class LocalFederation:
         total = sum(size for _, size in losses)
         return sum(loss * size for loss, size in losses) / total if total else None
 
-    def _task(self, k: int, epochs: int | None = None) -> Task:
+    @property
+    def seen(self) -> set[int]:
+        """The clients that were called in this round."""
+        return {k for _, k in self.calls}
+
+    def _task(self, verb: str, k: int, epochs: int | None = None) -> Task:
         inbox = self.method.inbox(self.server, k)
         self.cost.bytes_down += count_bytes([self.server.weights, inbox])
-        visit = self.seen.get(k, 0)
-        self.seen[k] = visit + 1
-        return Task(k, self.server.round, visit, self.server.weights, inbox, self.states.get(k), epochs)
+        before = self.calls.get((verb, k), 0)
+        self.calls[verb, k] = before + 1
+        # A visit must not move the batches of the training after it: they are the same for all methods.
+        call = () if verb == "train" and not before else (verb, before)
+        return Task(k, self.server.round, call, self.server.weights, inbox, self.states.get(k), epochs)
 
     def _settle(self, k: int, result: Result) -> Result:
         self.states[k] = result.state

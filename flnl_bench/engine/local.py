@@ -30,6 +30,7 @@ from flnl_bench.api import (
 from flnl_bench.cost import Cost
 from flnl_bench.engine.sgd import Optimiser
 from flnl_bench.engine.shards import Shards
+from flnl_bench.engine.transfer import to_device
 from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.engine.views import Views, draw_view
 from flnl_bench.models.network import Network
@@ -45,7 +46,9 @@ class Task:
 
     client: int
     round: int
-    visit: int  # how often this client was called before in this round
+    call: tuple[
+        str | int, ...
+    ]  # tells the calls of one client in one round apart; empty for its first training
     weights: Weights
     inbox: Mapping[str, Any]
     state: State | None  # None: never seen before
@@ -70,7 +73,6 @@ class Workbench:
     terms: Terms
     shards: Shards
     views: Views
-    augmentation: Any
     optimiser: Optimiser
     model: nn.Module  # trained in place for each client in turn
     seed: int
@@ -156,9 +158,8 @@ class Workbench:
         return Result(answer, to_cpu(client.state), self.cost, loss)
 
     def _stream(self, task: Task, *name: str | int) -> np.random.Generator:
-        """A stream of this client in this round; the second call in a round gets its own."""
-        again = ("visit", task.visit) if task.visit else ()
-        return stream(self.seed, *name, "round", task.round, "client", task.client, *again)
+        """A stream of this client in this round and call."""
+        return stream(self.seed, *name, "round", task.round, "client", task.client, *task.call)
 
     def _meter(self, model: nn.Module) -> None:
         for module in model.modules():
@@ -179,13 +180,16 @@ class Workbench:
         model = self._frozen[self._used]
         self._used += 1
         self._meter(model)
-        model.load_state_dict(weights, strict=False, assign=True)
+        wrong = model.load_state_dict(weights, strict=False, assign=True)
+        lost = {name for name in wrong.missing_keys if name in self._sent}
+        if lost or wrong.unexpected_keys:
+            raise KeyError(f"weights do not fit the model: {sorted(lost | set(wrong.unexpected_keys))}")
         return model
 
     def _map(self, task: Task, fn: Callable[[Batch], Any], views: Sequence[str]) -> Any:
-        """fn over all examples in order; the same augmented images at every call of a round."""
+        """fn over all examples in order; a view shows the same images whenever it is asked for."""
         client, size = task.client, len(self.shards.rows[task.client])
-        rngs = [self._stream(task, "map", i) for i in range(len(views))]
+        rngs = [self._stream(task, "map", view, views[:i].count(view)) for i, view in enumerate(views)]
         parts = np.split(np.arange(size), range(EVALUATION_BATCH, size, EVALUATION_BATCH))
         with torch.no_grad():
             results = [fn(b) for b in self._batches(client, [Step(p) for p in parts], views, rngs)]
@@ -202,8 +206,10 @@ class Workbench:
         device = self.shards.device
         sizes = [len(step.rows) for step in steps]
         rows = np.concatenate([step.rows for step in steps])
-        draws = [draw_view(v, len(rows), self.augmentation, r) for v, r in zip(views, rngs, strict=True)]
-        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        draws = [
+            draw_view(v, len(rows), self.views.augmentation, r) for v, r in zip(views, rngs, strict=True)
+        ]
+        index = to_device(rows, device)
         labels = self.shards.given[client][index]
         notes = _notes_on(steps, device)
         ends = np.cumsum(sizes)
@@ -222,7 +228,7 @@ class Workbench:
     def _slabs(self, ends: np.ndarray) -> Iterator[tuple[int, int]]:
         """Ranges of steps whose images together stay near SLAB_PIXELS."""
         channels = self.shards.images.shape[1]
-        most = max(1, SLAB_PIXELS // (channels * self.augmentation.size**2))
+        most = max(1, SLAB_PIXELS // (channels * self.views.augmentation.size**2))
         first = 0
         while first < len(ends):
             start = ends[first - 1] if first else 0
@@ -241,7 +247,7 @@ def _notes_on(steps: Sequence[Step], device: torch.device) -> list[dict[str, Any
     notes: list[dict[str, Any]] = [dict(step.note) for step in steps]
     for key in {k for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
         owners = [note for note in notes if key in note]
-        joined = torch.cat([note[key] for note in owners]).to(device, non_blocking=True)
+        joined = to_device(torch.cat([note[key] for note in owners]).numpy(), device)
         for note, part in zip(owners, joined.split([len(note[key]) for note in owners]), strict=True):
             note[key] = part
     return notes

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flnl_bench.engine.transfer import to_device
+
 # Name and range of the magnitude. The five geometric ones come last: they run as one.
 RANGES: dict[str, tuple[float, float]] = {
     "identity": (0.0, 0.0),
@@ -203,11 +205,3 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sharpness": _sharpness,
     "rotate": warp,  # and the four after it
 }
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device without waiting for it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flnl_bench.data import Dataset
+from flnl_bench.engine.transfer import to_device
 from flnl_bench.scenario import Scenario
 
 RESIDENT_BYTES = 4 << 30  # larger data sets stay where they are (a memory map) and are streamed
@@ -30,8 +31,7 @@ class Shards:
 
 def take(images: Tensor, rows: np.ndarray, device: torch.device) -> Tensor:
     """Rows of an image tensor, gathered where the tensor lives and brought to the device."""
-    index = torch.from_numpy(np.ascontiguousarray(rows)).to(images.device, non_blocking=True)
-    return images.index_select(0, index).to(device, non_blocking=True)
+    return images.index_select(0, to_device(rows, images.device)).to(device)
 
 
 def as_images(array: np.ndarray, device: torch.device) -> Tensor:

@@ -19,9 +19,9 @@ from flnl_bench.engine.randaugment import (
     draw_operations,
     rand_augment,
     rotations,
-    to_device,
     warp,
 )
+from flnl_bench.engine.transfer import to_device
 from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:

@@ -37,6 +37,8 @@ from flnl_bench import (
 )
 from flnl_bench.numerics import kl_divergence, loss_mixture, soft_cross_entropy
 
+FLOOR = 5e-4  # added to the variances of the mixture
+
 
 class FedGR(Method):
     """Sieve, refine, revise, regularise."""
@@ -147,13 +149,9 @@ class FedGR(Method):
         """One look at the own data with the global model, then refine labels and revise the teacher."""
         received, state, scratch = client.received, client.state, client.scratch
 
-        def look(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            plain, weak = batch.views
-            return (F.cross_entropy(received(plain), batch.y, reduction="none"), *received.both(weak))
-
-        loss, features, logits = client.map(look, views=("plain", self._weak))
+        features, logits = client.map(lambda batch: received.both(batch.x), views=(self._weak,))
         if self.sieve == "federated":
-            self._remember(loss, state)
+            self._remember(client.map(lambda b: F.cross_entropy(received(b.x), b.y, reduction="none")), state)
         judged = client.inbox or state.get("judged")
         revising = client.round >= self.warmup(client.terms)
         q, clean, ratio = read_judgement(judged, client.y)
@@ -246,8 +244,11 @@ class FedGR(Method):
 
 def clean_posterior(losses: Tensor) -> Tensor:
     """q: posterior of the low-loss component; all clean where no two components can be told apart."""
-    fit = loss_mixture(losses.numpy(), max_iter=50, tol=1e-2, reg_covar=5e-4)
-    return torch.ones(len(losses)) if fit is None else torch.from_numpy(fit.clean_probability).float()
+    fit = loss_mixture(losses.numpy(), max_iter=50, tol=1e-2, reg_covar=FLOOR)
+    # No component is narrower than √FLOOR: means that are closer than that belong to one group.
+    if fit is None or fit.means[1] - fit.means[0] < math.sqrt(FLOOR):
+        return torch.ones(len(losses))
+    return torch.from_numpy(fit.clean_probability).float()
 
 
 def noise_ratio(q: Tensor) -> float:
