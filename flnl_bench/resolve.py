@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, dataset_name, load_dataset
-from flnl_bench.errors import unknown
+from flnl_bench.errors import BadInput, unknown
 from flnl_bench.presets import load_preset
 from flnl_bench.registry import Registry, default_registry, values_of
 from flnl_bench.scenario import (
@@ -24,6 +24,7 @@ from flnl_bench.scenario import (
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
+    from flnl_bench.data.clothing import Progress
     from flnl_bench.runner import Run
 
 
@@ -46,8 +47,8 @@ class Request:
 
 
 @functools.lru_cache(maxsize=1)
-def _dataset(name: str, data_dir: Path | None) -> Dataset:
-    return load_dataset(name, data_dir)
+def _dataset(name: str, data_dir: Path | None, progress: Progress | None) -> Dataset:
+    return load_dataset(name, data_dir, progress)
 
 
 def describe(
@@ -90,13 +91,19 @@ def describe(
     return config, method
 
 
-def prepare(request: Request, registry: Registry | None = None) -> Run:
-    """Check the request, load the data, make the scenario and the method."""
+def prepare(request: Request, registry: Registry | None = None, progress: Progress | None = None) -> Run:
+    """Check the request, load the data, make the scenario and the method.
+
+    Args:
+        request: what the user asked for.
+        registry: where methods are found.
+        progress: called as (what, done, total) while a large data set is decoded.
+    """
     from flnl_bench.runner import Run
 
     given = load_scenario(request.scenario) if request.scenario else None
     config, method = describe(request, registry, given)
-    training, dataset = config.training, _dataset(config.dataset, request.data_dir)
+    training, dataset = config.training, _dataset(config.dataset, request.data_dir, progress)
     if given:
         check_dataset(given, dataset)
     scenario = given or generate(
@@ -114,6 +121,8 @@ def _check_network(training: Training) -> None:
         raise unknown("model", training.model, MODELS)
     if training.norm not in NORMS:
         raise unknown("norm", training.norm, NORMS)
+    if training.pretrained and (training.model, training.norm) != ("resnet50", "batch"):
+        raise BadInput("ImageNet weights are there for --model resnet50 with --norm batch only")
 
 
 def generate(

@@ -8,6 +8,8 @@ import signal
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command_line import flnl, interrupted, rounds_of, tiny
@@ -32,6 +34,34 @@ def test_json_is_one_object_with_the_promised_keys(tmp_path):
     accuracies = [row["accuracy"] for row in rounds_of(outcome["run_dir"])]
     assert outcome["best"] == max(accuracies)
     assert outcome["last10"] == pytest.approx(statistics.fmean(accuracies))
+
+
+def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_path, monkeypatch):
+    from flnl_bench import resolve
+
+    load = resolve.load_dataset
+
+    def decoding(name, data_dir, progress):
+        for done in range(1, 201):
+            progress("decoding clothing1m", done, 200)
+        return load(name, data_dir)
+
+    monkeypatch.setattr(resolve, "load_dataset", decoding)
+    lines = [line for line in flnl(*tiny(tmp_path)).errors if "decoding" in line]
+    assert lines == [f"flnl-bench: decoding clothing1m: {5 * step} % of 200" for step in range(1, 21)]
+
+
+def test_image_net_weights_are_the_presets_choice_unless_asked_for():
+    from flnl_bench.resolve import Request, describe
+
+    asked = Request("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
+    assert describe(asked)[0].training.pretrained
+    assert not describe(replace(asked, training={"pretrained": False}))[0].training.pretrained
+
+
+def test_no_pretrained_reaches_the_record(tmp_path):
+    run_dir = flnl(*tiny(tmp_path, "--no-pretrained", "--json")).json["run_dir"]
+    assert json.loads((Path(run_dir) / "run.json").read_text())["config"]["training"]["pretrained"] is False
 
 
 def test_two_folders_get_the_same_rounds(tmp_path):

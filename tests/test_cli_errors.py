@@ -32,6 +32,7 @@ def refused(*arguments, code=2) -> str:
         (["--preset", "quik"], "unknown preset 'quik'; did you mean 'quick'?"),
         (["--model", "tiny-cn"], "did you mean 'tiny-cnn'?"),
         (["--norm", "grup"], "did you mean 'group'?"),
+        (["--pretrained"], "ImageNet weights are there for --model resnet50"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--rounds", "0"], "rounds is 0, but must be a whole number from 1"),
         (["--clients", "0"], "clients is 0"),
@@ -93,10 +94,10 @@ def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
 
     prepare = resolve.prepare
 
-    def fails_on_two(request):
+    def fails_on_two(request, **more):
         if request.seed == 2:
             raise BadInput("seed 2 cannot be split")
-        return prepare(request)
+        return prepare(request, **more)
 
     monkeypatch.setattr(resolve, "prepare", fails_on_two)
     assert refused(*tiny(tmp_path / "out", "--seeds", "1,2")) == "seed 2 cannot be split"

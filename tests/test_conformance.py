@@ -19,6 +19,8 @@ METHODS = [
     FedProx,
     FedGR,
     FedGR(sieve="local"),
+    FedGR(teacher="online", refine=False),
+    FedGR(high_noise_labels="pseudo+clean", noisy_client=0.3),
     FLDivideMix,
     FLDivideMix(gmm_fallback="reset_warmup"),
     FLCoteaching,

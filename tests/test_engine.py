@@ -10,7 +10,7 @@ from flnl_methods.fedavg import FedAvg
 from flnl_methods.fedgr import FedGR
 from flnl_methods.fedprox import FedProx
 from torch import nn
-from waits import assert_no_step_waits
+from waits import Counter, assert_no_step_waits
 
 from flnl_bench import Client, Method, Step
 from flnl_bench.engine.tree import count_bytes
@@ -78,20 +78,6 @@ def test_momentum_and_weight_decay_are_those_of_sgd_and_start_anew_each_round():
 
 
 def test_the_proximal_term_pulls_towards_the_received_weights():
-    class ProxPull(FedProx):
-        name = "prox-pull"
-
-        def build(self, new_net):
-            return Scalar()
-
-        def loss(self, model, batch, client):
-            return super().loss(model, batch, client) * 0 + super().loss(model, batch, client)
-
-    # Cross-entropy of three equal logits has no gradient for w: only ½μ(w − w_g)² is left, at w = w_g.
-    engine = toy_engine(ProxPull(mu=3.0), world((10,), (0,)), epochs=1, batch_size=64, weight_decay=0.0)
-    engine.server.weights["w"].fill_(2.0)
-    engine.play_round()
-    assert engine.server.weights["w"].item() == pytest.approx(2.0)
     model, client = Scalar(), type("C", (), {"received": Scalar()})()
     model.w.data.fill_(3.0)
     batch = type("B", (), {"x": torch.zeros(2, 1), "y": torch.tensor([0, 1])})()
@@ -171,6 +157,8 @@ def test_map_shows_the_same_augmented_images_at_every_call_of_a_round():
             first, second = (client.map(lambda batch: batch.x, views=("weak",)) for _ in range(2))
             assert torch.equal(first, second)
             assert not torch.equal(first, client.map(lambda batch: batch.x))
+            beside = client.map(lambda batch: batch.views[1], views=("plain", "weak"))
+            assert torch.equal(first, beside)
 
     toy_engine(Twice()).play_round()
 
@@ -260,6 +248,19 @@ def test_no_step_waits_for_the_device(method):
         return engine
 
     assert_no_step_waits(make_engine)
+
+
+def test_the_counter_of_waits_sees_them():
+    x = torch.arange(4.0)
+    waiting = ("item", "mask", "cpu", "numpy", "tolist", "bool")
+    how = (lambda: x.sum().item(), lambda: x[x > 1], lambda: x.cpu(), lambda: x.numpy(), lambda: x.tolist())
+    for name, wait in zip(waiting, (*how, lambda: bool(x[0] > 0)), strict=True):
+        with Counter() as counter:
+            wait()
+        assert counter.syncs, name
+    with Counter() as counter:
+        x[torch.tensor([1, 2])].add(1).sum()
+    assert counter.syncs == 0
 
 
 # -- order and restarts are covered for every method by the conformance kit ---------------------------

@@ -235,7 +235,7 @@ def test_beliefs_about_samples_by_hand():
     assert report["sieve_precision"] == pytest.approx(3 / 4)
     assert report["sieve_recall"] == pytest.approx(3 / 4)
     assert report["sieve_f_score"] == pytest.approx(3 / 4)
-    assert report["client_f_scores"] == {1: pytest.approx(2 / 3, abs=1e-4)}  # P = 1/2, R = 1
+    assert report["client_sieve"] == {1: {"precision": 0.5, "recall": 1.0, "f_score": 0.6667}}
 
 
 def test_beliefs_about_ratios_by_hand():
@@ -301,7 +301,20 @@ def test_saved_beliefs_have_the_truth_beside_them():
     np.testing.assert_allclose(arrays["realised_ratio"], [0, 2 / 3, 1 / 3])
     assert "labels" not in arrays  # one of the two clients has none
     unknown = belief_arrays(beliefs, dataclasses.replace(WORLD, truth_known=False))
-    assert not {"true", "realised_ratio"} & set(unknown)
+    assert not {"true", "realised_ratio", "transitions"} & set(unknown)
+
+
+def test_saved_beliefs_have_the_noise_of_every_client_beside_them():
+    noisy = dataclasses.replace(WORLD, nominal=np.array([0.0, 0.7, 0.4]))
+    arrays = belief_arrays({1: Beliefs()}, noisy)
+    assert arrays["noise_kind"].tolist() == ["clean", "sym", "sym"]
+    assert arrays["nominal_ratio"].tolist() == [0.0, 0.7, 0.4]
+    # Client 1: 0 stayed, 1 became 2, 2 became 0. Client 2: 0 and 1 stayed, 2 became 1.
+    assert arrays["transitions"].tolist() == [
+        [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+        [[1, 0, 0], [0, 0, 1], [1, 0, 0]],
+        [[1, 0, 0], [0, 1, 0], [0, 1, 0]],
+    ]
 
 
 # -- a run -------------------------------------------------------------------------------------------

@@ -206,6 +206,23 @@ def test_a_saved_scenario_comes_back_equal(dataset, tmp_path, ending):
     check_dataset(loaded, dataset)
 
 
+def test_an_export_has_the_noise_of_every_client(dataset, tmp_path):
+    scenario = make_scenario(dataset, "iid", "mixed-0.5", 10)
+    npz, _ = save_scenario(scenario, tmp_path / "s")
+    with np.load(npz) as arrays:
+        assert arrays["kinds"].tolist() == list(scenario.kinds)
+        np.testing.assert_array_equal(arrays["nominal"], scenario.nominal)
+        np.testing.assert_array_equal(arrays["transitions"], scenario.transitions)
+
+
+def test_an_export_without_known_truth_has_no_transitions(dataset, tmp_path):
+    scenario = replace(make_scenario(dataset, clients=10), truth_known=False)
+    npz, _ = save_scenario(scenario, tmp_path / "s")
+    with np.load(npz) as arrays:
+        assert "transitions" not in arrays
+    assert load_scenario(npz).fingerprint == scenario.fingerprint
+
+
 def test_natural_noise_survives_the_file(tmp_path):
     scenario = make_scenario(toy(given={"noisy": toy().test_y.repeat(12)}), "iid", "real", 10)
     save_scenario(scenario, tmp_path / "natural")
@@ -259,6 +276,12 @@ def test_a_foreign_file_is_named(saved):
 def test_a_changed_label_is_noticed(saved, dataset):
     rewrite(saved.with_suffix(".npz"), given=dataset.train_y)
     with pytest.raises(BadInput, match="was changed: its content does not have the fingerprint"):
+        load_scenario(saved)
+
+
+def test_changed_transitions_are_noticed(saved):
+    rewrite(saved.with_suffix(".npz"), transitions=np.zeros((10, 5, 5), dtype=int))
+    with pytest.raises(BadInput, match="transitions are not those of its labels"):
         load_scenario(saved)
 
 

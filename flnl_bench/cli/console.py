@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +34,20 @@ def waiting(what: str) -> contextlib.AbstractContextManager[object]:
     """A spinner while libraries and data are loaded, if somebody is watching."""
     console = stderr()
     return console.status(what) if console.is_terminal else contextlib.nullcontext()
+
+
+def reporting() -> Callable[[str, int, int], None]:
+    """Progress as (what, done, total), which becomes one line on stderr every 5 %."""
+    told = (0, 0)
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal told
+        step = 20 * done // total
+        if step and told != (step, total):
+            note(f"{what}: {5 * step} % of {total}")
+        told = (step, total)
+
+    return report
 
 
 def print_json(value: Any) -> None:

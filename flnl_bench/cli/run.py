@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json, waiting
+from flnl_bench.cli.console import note, print_json, reporting, waiting
 from flnl_bench.cli.options import (
     FILES,
     METHOD,
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from flnl_bench.runner import Run
 
 
-def protocol(metavar: str, text: str) -> Any:
+def protocol(metavar: str, text: str, *names: str) -> Any:
     """An option that changes the preset's protocol."""
-    return option(PROTOCOL, metavar, text, default="preset")
+    return option(PROTOCOL, metavar, text, *names, default="preset")
 
 
 class Interrupted(Exception):
@@ -57,6 +57,9 @@ def run(
     lr: Annotated[float | None, protocol("X", "Local learning rate.")] = None,
     model: Annotated[str | None, protocol("NAME", "Network; `list models`.")] = None,
     norm: Annotated[str | None, protocol("NAME", "Normalisation: batch or group.")] = None,
+    pretrained: Annotated[
+        bool | None, protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")
+    ] = None,
     device: Annotated[str, option(PROTOCOL, "NAME", "auto, cpu, cuda or mps.")] = "auto",
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
@@ -80,6 +83,7 @@ def run(
         "lr": lr,
         "model": model,
         "norm": norm,
+        "pretrained": pretrained,
     }
     asked: dict[str, Any] = {
         "method": method,
@@ -112,7 +116,8 @@ def prepare_all(asked: Mapping[str, Any], seeds: list[int]) -> list[Run]:
 
         for problem in default_registry().problems:
             note(f"warning: {problem}")
-        return [prepare(Request(seed=seed, **asked)) for seed in seeds]
+        progress = reporting()
+        return [prepare(Request(seed=seed, **asked), progress=progress) for seed in seeds]
 
 
 def play(run: Run, fresh: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import print_json, stdout, table
+from flnl_bench.cli.console import print_json, reporting, stdout, table
 from flnl_bench.cli.options import check_source, option
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _make(
     changes = {"clients": clients, "samples": samples}
     training = load_preset(preset).training(name, **{k: v for k, v in changes.items() if v is not None})
     seed = 1 if seed is None else seed
-    loaded = load_dataset(name, data_dir)
+    loaded = load_dataset(name, data_dir, reporting())
     return generate(loaded, spread.name, noise.name, training.clients, seed, training.samples)
 
 

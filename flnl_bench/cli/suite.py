@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json, waiting
+from flnl_bench.cli.console import note, print_json, reporting, waiting
 from flnl_bench.cli.options import FILES, flag, option, parse_changes
 from flnl_bench.cli.run import Interrupted
 from flnl_bench.errors import BadInput, unknown
@@ -138,7 +138,7 @@ def check_data(board: Board) -> None:
         (item.config.dataset, item.request.data_dir) for item in board.having("waiting", "running")
     }:
         with waiting(f"looking at {name}"):
-            load_dataset(name, folder)
+            load_dataset(name, folder, reporting())
 
 
 def show_plan(found: Suite, items: list[Item], out: Path, *, as_json: bool) -> None:

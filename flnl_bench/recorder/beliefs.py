@@ -31,9 +31,12 @@ def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[st
         "given": scenario.given[rows],
         "estimated_ratio": np.full(len(scenario.clients), np.nan),
         "noisy_client": np.full(len(scenario.clients), -1, dtype=np.int8),
+        "noise_kind": np.array(scenario.kinds),
+        "nominal_ratio": scenario.nominal,
     }
     if scenario.truth_known:
         arrays |= {"true": scenario.true[rows], "realised_ratio": scenario.realised}
+        arrays["transitions"] = scenario.transitions
     for name in PER_SAMPLE:
         values = [getattr(beliefs[k], name) for k in clients]
         if all(value is not None for value in values):

@@ -93,8 +93,11 @@ def _judge_sieve(
     if not clean:
         return {}
     everything = sieve_scores(np.concatenate(list(clean.values())), np.concatenate([wrong[k] for k in clean]))
-    per_client = {k: round(sieve_scores(clean[k], wrong[k])["f_score"], 4) for k in selected if k in clean}
-    return {**{f"sieve_{name}": value for name, value in everything.items()}, "client_f_scores": per_client}
+    per_client = {k: sieve_scores(clean[k], wrong[k]) for k in selected if k in clean}
+    return {
+        **{f"sieve_{name}": value for name, value in everything.items()},
+        "client_sieve": {k: {n: round(v, 4) for n, v in scores.items()} for k, scores in per_client.items()},
+    }
 
 
 def _judge_ratios(ratios: Mapping[int, float], wrong: Mapping[int, np.ndarray]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Scenarios as files, so that other programs can use the identical federation.
 
 PATH.npz holds everything (no pickles): `clients`, all row numbers client after client, `sizes`, how
-many belong to each, `given`, `true`, `kinds`, `nominal`, and `about`, the names as JSON text.
+many belong to each, `given`, `true`, `kinds`, `nominal`, and `about`, the names as JSON text; where the
+truth is known also `transitions`, how often class i became class j at each client, [K, C, C].
 PATH.json repeats the names for people and adds a table of the clients.
 """
 
@@ -31,6 +32,8 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
     """Write PATH.npz and PATH.json and give their paths; each appears whole or not at all."""
     npz, readable = _files(path)
     about = _about(scenario)
+    # It follows from the labels, and is there for programs that only look at the noise.
+    derived = {"transitions": scenario.transitions} if scenario.truth_known else {}
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
@@ -41,6 +44,7 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
         kinds=np.array(scenario.kinds),
         nominal=scenario.nominal,
         about=np.array(json.dumps(about)),
+        **derived,  # type: ignore[arg-type]
     )
     table = {"about": about, "summary": summarise(scenario), "clients": describe(scenario)}
     try:
@@ -58,7 +62,7 @@ def load_scenario(path: str | Path) -> Scenario:
     for file in (npz, readable):
         if not file.is_file():
             raise BadInput(f"there is no scenario file {file}; a scenario is a pair of .npz and .json")
-    arrays = read_npz(npz, ARRAYS)
+    arrays = read_npz(npz, ARRAYS, optional=("transitions",))
     try:
         about = json.loads(str(arrays["about"]))
         repeated = json.loads(readable.read_text(encoding="utf-8"))["about"]
@@ -71,6 +75,8 @@ def load_scenario(path: str | Path) -> Scenario:
         raise BadInput(
             f"{npz} was changed: its content does not have the fingerprint {about.get('fingerprint')}"
         )
+    if "transitions" in arrays and not np.array_equal(arrays["transitions"], scenario.transitions):
+        raise BadInput(f"{npz} was changed: its transitions are not those of its labels")
     return scenario
 
 

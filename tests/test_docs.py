@@ -1,0 +1,86 @@
+"""The pages of docs/: complete, and their examples work."""
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from flnl_bench import Method
+from flnl_bench.cli import app
+from flnl_bench.testing import play, toy_engine
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def commands(group=None, before: tuple[str, ...] = ()) -> dict[str, object]:
+    """Every command by its full name, as in "scenario show"."""
+    found = {}
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        words = (*before, name)
+        found |= commands(command, words) if hasattr(command, "commands") else {" ".join(words): command}
+    return found
+
+
+COMMANDS = commands()
+HOOKS = [name for name, value in vars(Method).items() if inspect.isfunction(value) and name[0] != "_"]
+# Lines of code blocks, so that neither prose nor tables count.
+BLOCKS = {path: re.findall(r"^```\w*\n(.*?)^```", path.read_text(), re.M | re.S) for path in PAGES}
+EXAMPLES = [
+    pytest.param(found, id=f"{path.stem}: {found}")
+    for path, blocks in BLOCKS.items()
+    for found in re.findall(r"^(?:\S*/)?flnl-bench (.+)$", "\n".join(blocks), re.M)
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_heading_and_an_example(name):
+    headings = re.findall(r"^## (.+)$", page("commands.md"), re.M)
+    assert name in ", ".join(headings).split(", ")
+    assert re.search(rf"^flnl-bench {name}\b", page("commands.md"), re.M)
+
+
+@pytest.mark.parametrize("name", ["run", "suite", "leaderboard"])
+def test_every_option_of_the_large_commands_is_documented(name):
+    section = page("commands.md").split(f"## {name}\n")[1].split("\n## ")[0]
+    options = [option for parameter in COMMANDS[name].params for option in parameter.opts]
+    missing = [o for o in options if o.startswith("--") and o != "--help" and f"`{o}" not in section]
+    assert missing == []
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_documented(hook):
+    assert f"| `{hook}(" in page("writing-a-method.md")
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) > 15
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_every_example_is_a_command_with_options_that_exist(line):
+    words = shlex.split(line, comments=True)
+    name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
+    command = COMMANDS[name]
+    command.make_context(name, words[len(name.split()) :])  # parses, and does not call
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_linked_file_is_there(path):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_method_of_the_tutorial_runs():
+    names = {}
+    exec(re.findall(r"^```python\n(.*?)^```", page("writing-a-method.md"), re.M | re.S)[0], names)
+    (method,) = names["flnl_register_methods"]()
+    (row,) = play(toy_engine(method(trust=0.9)), rounds=1)
+    assert row["train_loss"] > 0
