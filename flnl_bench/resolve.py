@@ -91,6 +91,23 @@ def describe(
     return config, method
 
 
+def changed_values(
+    method: str, dataset: str, preset: str, values: Mapping[str, Any], registry: Registry | None = None
+) -> dict[str, Any]:
+    """The hyper-parameters that are not as the preset and the variant have them; a missing one is."""
+    registry = registry or default_registry()
+    given = load_preset(preset).hyperparameters(dataset, registry.method_class(method).name)
+    try:
+        plain = values_of(registry.make(method, given, {}))
+    except TypeError:  # a method that does without defaults: what it has was given
+        plain = {}
+    return {k: v for k, v in values.items() if k not in plain or _listed(plain[k]) != _listed(v)}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # as JSON has it
+
+
 def prepare(request: Request, registry: Registry | None = None, progress: Progress | None = None) -> Run:
     """Check the request, load the data, make the scenario and the method.
 
@@ -109,7 +126,8 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
     scenario = given or generate(
         dataset, config.partition, config.setting, training.clients, request.seed, training.samples
     )
-    return Run(config, method, dataset, scenario, request.out)
+    changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
+    return Run(config, method, dataset, scenario, request.out, changed)
 
 
 def _check_network(training: Training) -> None:

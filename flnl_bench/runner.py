@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import traceback
@@ -23,6 +24,7 @@ from flnl_bench.recorder.claim import Busy, Claim, claimed
 from flnl_bench.recorder.diagnostics import Probe, judge
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.provenance import now, provenance
+from flnl_bench.recorder.record import trusted
 from flnl_bench.recorder.summary import summarise
 from flnl_bench.scenario import Scenario
 
@@ -38,6 +40,7 @@ class Run:
     dataset: Dataset
     scenario: Scenario
     out: Path
+    changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
 
     @property
     def folder(self) -> RunFolder:
@@ -51,7 +54,7 @@ class Run:
 
     def finished(self) -> dict[str, Any] | None:
         """The record of the run if it is done already, on the same federation."""
-        record = self.folder.read()
+        record = trusted(self.folder.path)
         if record and record["scenario"]["fingerprint"] != self.scenario.fingerprint:
             raise BadInput(
                 f"the data have changed since the run in {self.folder.path}: its scenario is "
@@ -80,8 +83,9 @@ class Run:
         if resumes:
             state, clients, rounds = checkpoint.load()
             engine.restore(state, clients)
-        folder.rewrite_rounds(rounds)
         record = self._record(device, folder, resumes)
+        claim.check()  # much time may have passed
+        folder.rewrite_rounds(rounds)
         folder.write(record)
         probe = Probe(self.scenario)
         for row in rounds:
@@ -94,6 +98,7 @@ class Run:
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
                 progress(row)
+            claim.check()
             save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
         except Busy:
             raise  # the files are another's now
@@ -101,19 +106,23 @@ class Run:
             stopped = isinstance(error, KeyboardInterrupt)
             record |= {"status": "interrupted" if stopped else "failed"}
             record |= {} if stopped else {"error": one_line(error), "traceback": traceback.format_exc()}
-            folder.write({**record, "summary": summarise(rounds) if rounds else None})
+            with contextlib.suppress(Busy):
+                claim.check()
+                folder.write({**record, "summary": summarise(rounds) if rounds else None})
             raise
         record |= {"status": "done", "ended": now(), "summary": summarise(rounds)}
+        claim.check()
         folder.write(record)
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
 
     def _record(self, device: torch.device, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario
-        previous = folder.read() or {}
+        previous = trusted(folder.path) or {}
         return {
             "status": "running",
             "config": self.config.as_dict(),
+            **({} if self.changed is None else {"changed": dict(self.changed)}),
             "scenario": {
                 "fingerprint": scenario.fingerprint,
                 "clients": len(scenario.clients),

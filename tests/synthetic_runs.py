@@ -10,6 +10,7 @@ from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.presets import load_preset
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.summary import summarise
+from flnl_bench.registry import default_registry, values_of
 
 SEEDS = (1, 13, 42)
 preset_of = functools.cache(load_preset)
@@ -35,14 +36,18 @@ def write_run(
     status="done",
     ended="2026-01-01T00:01:00+00:00",
     all_rounds=False,
+    changed=None,
+    label=None,
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
+    Its hyper-parameters are those of the preset unless given; `changed` and `label` are there if given.
     `all_rounds` writes rounds.jsonl too, which the leaderboard never reads.
     """
     protocol = preset_of(preset).training(dataset, **(training or {}))
+    values = hyperparameters_of(method, dataset, preset) if hyperparameters is None else hyperparameters
     config = RunConfig(
-        method, dataset, partition, setting, preset, seed, device, protocol, hyperparameters or {}, scenario
+        method, dataset, partition, setting, preset, seed, device, protocol, {**values}, scenario
     )
     best = accuracy if best is None else best
     rows = [
@@ -61,6 +66,8 @@ def write_run(
         "resumed": 0,
         "summary": summarise(rows) if status == "done" else None,
         **({"ended": ended} if status == "done" else {}),
+        **({} if changed is None else {"changed": changed}),
+        **({} if label is None else {"label": label}),
     }
     folder = RunFolder(run_folder(out, config))
     if numbers != NUMBERS_VERSION:  # another version of the package makes another hash
@@ -70,6 +77,16 @@ def write_run(
         folder.rewrite_rounds(rows)
     folder.write(record)
     return folder.path
+
+
+@functools.cache
+def hyperparameters_of(method: str, dataset: str, preset: str) -> dict:
+    """What the preset gives to a method; nothing for one that is not installed."""
+    registry = default_registry()
+    if method not in registry.names():
+        return {}
+    base = registry.method_class(method).name
+    return values_of(registry.make(method, preset_of(preset).hyperparameters(dataset, base), {}))
 
 
 def round_row(number: int, accuracy: float) -> dict:
@@ -83,7 +100,7 @@ def round_row(number: int, accuracy: float) -> dict:
         "clients": [0, 1],
         **costs,
         "method": {},
-        "diagnostics": {"memorised": 10.0},
+        "diagnostics": {"memorised": 10.0, "accuracy_clean": 60.0, "accuracy_wrong": 40.0},
     }
 
 

@@ -39,7 +39,7 @@ LIGHT = (
     "leaderboard",
     "suite",
 )
-LIGHT_FILES = ("flnl_bench.recorder.folder", "flnl_bench.recorder.summary")
+LIGHT_FILES = ("flnl_bench.recorder.folder", "flnl_bench.recorder.record", "flnl_bench.recorder.summary")
 HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
 LONGEST = 400  # lines of a file
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from command_line import flnl
-from synthetic_runs import SEEDS, write_grid, write_run
+from synthetic_runs import SEEDS, hyperparameters_of, write_grid, write_run
 
 from flnl_bench.leaderboard.against import compare
 from flnl_bench.leaderboard.group import group
@@ -154,6 +154,19 @@ def test_ties_count_as_ties_and_leave_too_few_pairs_for_a_test(table):
     assert one.difference == pytest.approx((10 + 8 + 6) / 6)
 
 
+def test_what_counts_as_a_tie_is_not_tested(tmp_path):
+    gains = (0.004, -0.004, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    write_grid(
+        tmp_path,
+        {"fedavg": {"sym-1.0": (50.0,) * 8}, "fedgr": {"sym-1.0": tuple(50.0 + gain for gain in gains)}},
+        seeds=range(8),
+    )
+    table = table_of(tmp_path)
+    one = compare(row(table, "fedgr"), row(table, "fedavg"), table.scored)
+    assert (one.wins, one.ties, one.losses) == (6, 2, 0)
+    assert one.p == scipy.stats.wilcoxon(gains[2:]).pvalue == 0.03125
+
+
 def test_only_seeds_that_both_have_are_paired(tmp_path):
     write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0, 40.0)}})
     write_grid(tmp_path, {"fedgr": {"sym-1.0": (50.0,)}}, seeds=(13,))
@@ -169,8 +182,7 @@ def test_against_prints_interval_counts_and_test(tmp_path):
     gained = next(line for line in lines if line[:2] == ["fedgr", "6"])
     assert gained[2] == "+37.00"
     assert gained[-2:] == ["6/0/0", "0.0312"]
-    assert "too few pairs" in done.out
-    assert "No test below 6 pairs that differ." in done.out
+    assert "No test (too few) below 6 pairs that do not tie." in done.out
 
 
 def test_against_an_unknown_method_names_the_nearest(tmp_path):
@@ -223,3 +235,86 @@ def test_data_sets_that_the_paper_does_not_have_are_said(tmp_path):
     done = flnl("leaderboard", tmp_path, "--paper")
     assert "The paper has no numbers for this table." in done.out
     assert done.errors == []
+
+
+PAPER = {"dataset": "cifar10", "preset": "paper"}
+
+
+def tuned(method="fedgr", **changes):
+    """A paper run of another set of hyper-parameters."""
+    return {**PAPER, "hyperparameters": {**hyperparameters_of(method, "cifar10", "paper"), **changes}}
+
+
+def paper_of(folder, *more):
+    """The paper's numbers for each row of the only table, and what was warned about."""
+    done = flnl("leaderboard", folder, "--paper", "--format", "json", *more)
+    (table,) = done.json["tables"]
+    return {
+        row["label"]: {name: cell["mean"] for name, cell in row["paper"].items()} for row in table["rows"]
+    }, done.errors
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_tuned_method_gets_no_number_of_the_paper(tmp_path, said):
+    changes = {"lambda_b": 9.0, "sieve": "local"}
+    write_run(tmp_path, "fedgr", **tuned(**changes), changed=changes if said else None)
+    numbers, (warning,) = paper_of(tmp_path)
+    assert numbers == {"fedgr lambda_b=9, sieve=local" if said else "fedgr": {}}
+    words = "its hyper-parameters are not those of its preset (lambda_b=9, sieve=local)"
+    assert words in warning
+    out = flnl("leaderboard", tmp_path, "--paper").out
+    assert words in " ".join(out.split())
+    assert "No row of this table may stand beside the paper's numbers." in out
+    assert "ours: paper protocol" not in out
+
+
+def test_a_preset_that_is_not_known_gets_no_number_of_the_paper(tmp_path):
+    file = write_run(tmp_path, "fedgr", **PAPER) / "run.json"
+    file.write_text(file.read_text().replace('"preset": "paper"', '"preset": "later"'))
+    numbers, (warning,) = paper_of(tmp_path)
+    assert numbers == {"fedgr": {}}
+    assert "the hyper-parameters of its preset are not known here" in warning
+
+
+def test_variants_stand_beside_the_ablations_of_the_paper(tmp_path):
+    expected = {
+        "fedgr": 83.91,
+        "fedgr/no-ema": 78.14,
+        "fedgr/no-refine": 75.23,
+        "fedgr/no-repreg": 81.49,
+        "fedgr/no-sieve": 54.59,
+        "fedgr/no-strong": 34.51,
+        "fedgr/no-weak": 55.73,
+        "fedgr/online-ema": 82.80,
+        "fedgr/replacement": 82.56,
+    }
+    for method in expected:
+        write_run(tmp_path, method, **PAPER)
+        write_run(tmp_path, method, "sym-0.6", **PAPER)
+    numbers, warnings = paper_of(tmp_path)
+    assert {label: cells.get("sym-1.0") for label, cells in numbers.items()} == expected
+    assert [label for label, cells in numbers.items() if "sym-0.6" in cells] == ["fedgr"]
+    assert warnings == []
+    assert paper_of(tmp_path, "--metric", "best")[0]["fedgr/no-sieve"] == {}
+
+
+def test_sweeps_stand_beside_the_sweeps_of_the_paper(tmp_path):
+    sweeps = ({}, {"lambda_r": 0.2}, {"lambda_b": 2}, {"gamma_g": 0.95}, {"gamma_l": 0.999})
+    for changes in (*sweeps, {"lambda_r": 0.2, "gamma_g": 0.95}):
+        write_run(tmp_path, "fedgr", "mixed-1.0", **tuned(**changes), changed=changes)
+    numbers, warnings = paper_of(tmp_path)
+    assert numbers == {
+        "fedgr": {"mixed-1.0": 92.27},
+        "fedgr gamma_g=0.95": {"mixed-1.0": 91.79},
+        "fedgr gamma_l=0.999": {"mixed-1.0": 92.14},
+        "fedgr lambda_b=2": {"mixed-1.0": 92.13},
+        "fedgr lambda_r=0.2": {"mixed-1.0": 92.26},
+        "fedgr lambda_r=0.2, gamma_g=0.95": {},
+    }
+    assert any("beside fedgr lambda_r=0.2, gamma_g=0.95: its hyper-param" in line for line in warnings)
+
+
+def test_imported_scenarios_are_not_those_of_the_paper(tmp_path):
+    write_run(tmp_path, "fedgr", **PAPER, fingerprint="f" * 16, scenario="f" * 16)
+    done = flnl("leaderboard", tmp_path, "--paper")
+    assert "⚠ paper protocol · imported scenarios vs paper protocol: not comparable" in done.out

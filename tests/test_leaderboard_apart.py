@@ -29,7 +29,11 @@ def labels(table):
         ({"training": {"rounds": 20}}, "protocols", "quick with rounds=20"),
         ({"device": "cuda"}, "devices", "quick · cuda"),
         ({"numbers": 0}, "number versions", "quick · numbers version 0"),
-        ({"fingerprint": "f" * 16, "scenario": "f" * 16}, "scenario fingerprints", "quick · other scenarios"),
+        (
+            {"fingerprint": "f" * 16, "scenario": "f" * 16},
+            "scenario fingerprints",
+            "quick · imported scenarios",
+        ),
     ],
 )
 def test_runs_of_another_protocol_get_a_table_of_their_own(tmp_path, change, reason, name):
@@ -58,6 +62,19 @@ def test_other_hyperparameters_get_a_row_of_their_own(tmp_path):
     assert flnl("leaderboard", tmp_path, "--against", "fedprox mu=1").code == 0
 
 
+def test_a_row_is_named_by_what_is_changed_about_its_method(tmp_path):
+    write_run(tmp_path, "fedprox", hyperparameters={"mu": 0.1}, changed={"mu": 0.1})
+    assert labels(board(tmp_path)[0][0]) == ["fedprox mu=0.1"]
+    write_run(tmp_path, "fedprox", hyperparameters={"mu": 1.0}, changed={})
+    write_run(tmp_path, "fedprox", hyperparameters={"mu": 0.2}, changed={"mu": 0.2}, label="fedprox [weak]")
+    (table,), _ = board(tmp_path)
+    assert labels(table) == ["fedprox", "fedprox [weak]", "fedprox mu=0.1"]
+    assert [row["changed"] for row in table["rows"]] == [{}, {"mu": 0.2}, {"mu": 0.1}]
+    assert flnl("leaderboard", tmp_path, "--against", "fedprox").code == 0
+    write_run(tmp_path, "fedprox", hyperparameters={"mu": 0.3}, changed={"mu": 0.3}, label="fedprox [weak]")
+    assert len(set(labels(board(tmp_path)[0][0]))) == 4
+
+
 def test_a_whole_number_is_the_same_as_its_float(tmp_path):
     write_run(tmp_path, "fedprox", seed=1, hyperparameters={"mu": 1.0})
     write_run(tmp_path, "fedprox", seed=13, hyperparameters={"mu": 1})
@@ -73,6 +90,24 @@ def test_the_generated_scenario_is_the_table_s_and_others_follow(tmp_path):
     tables, _ = board(tmp_path)
     assert [labels(table) for table in tables] == [["fedavg"], ["fedprox", "fedgr"]]
     assert [table["scenarios"]["sym-1.0"]["1"] for table in tables] == ["a" * 16, "b" * 16]
+
+
+def test_another_seed_from_a_file_does_not_join_the_generated_ones(tmp_path):
+    for seed in (1, 13):
+        write_run(tmp_path, seed=seed)
+    write_run(tmp_path, seed=7, fingerprint="f" * 16, scenario="f" * 16)
+    tables, warnings = board(tmp_path)
+    assert [list(table["rows"][0]["cells"]["sym-1.0"]["seeds"]) for table in tables] == [["1", "13"], ["7"]]
+    assert tables[1]["title"].endswith("· imported scenarios")
+    assert "because scenario fingerprints differ" in warnings[0]
+
+
+def test_generated_scenarios_of_other_data_are_apart_from_imported_ones(tmp_path):
+    write_run(tmp_path / "a", fingerprint="a" * 16)
+    write_run(tmp_path / "b", fingerprint="b" * 16)
+    write_run(tmp_path / "c", fingerprint="c" * 16, scenario="c" * 16)
+    names = {table["title"].removeprefix("digits · iid · ") for table in board(tmp_path)[0]}
+    assert names == {"quick", "quick · other scenarios", "quick · imported scenarios"}
 
 
 def test_an_exported_scenario_with_the_same_fingerprint_is_the_same(tmp_path):

@@ -101,8 +101,16 @@ def test_csv_round_trips_with_all_digits(tmp_path):
         cell = row["cells"]["sym-1.0"]
         assert (float(line["mean"]), float(line["std"])) == (cell["mean"], cell["std"])
         assert line["seeds"].split() == list(cell["seeds"])
+        assert int(line["count"]) == cell["count"] == 3
         assert json.loads(line["hyperparameters"]) == row["hyperparameters"]
     assert float(lines[3]["difference"]) == table["rows"][1]["against"]["difference"]
+
+
+def test_csv_counts_the_seeds_of_an_uneven_average(tmp_path):
+    write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0), "asym-1.0": (60.0,)}})
+    out = flnl("leaderboard", tmp_path, "--format", "csv").out
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert [(line["count"], line["seeds"]) for line in lines] == [("2", "1 13"), ("1", "1"), ("1", "")]
 
 
 def test_csv_carries_the_paper_s_numbers(tmp_path):
@@ -132,6 +140,17 @@ def test_the_terminal_table_fits_its_width(folder, monkeypatch, width):
     first = out.split("against")[0]
     for number in ("91.00", "21.00", "61.00", "41.00"):
         assert first.count(number) == 1  # no column is lost
+
+
+def test_a_comparison_is_one_block_in_80_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    values = {"sym-1.0": (20.0, 25.0, 30.0), "asym-1.0": (60.0, 70.0, 90.0)}
+    write_grid(tmp_path, {"fedavg": values, "fl-coteaching": {k: v[::-1] for k, v in values.items()}})
+    write_run(tmp_path, "fedprox", changed={"mu": 0.1}, hyperparameters={"mu": 0.1})
+    lines = flnl("leaderboard", tmp_path, "--against", "fedavg").out.splitlines()
+    assert sum(line.startswith("method") for line in lines) == 2
+    header = next(line for line in lines if "W/T/L" in line and line.startswith("method"))
+    assert header.split()[-2:] == ["W/T/L", "p"]
 
 
 def test_a_terminal_gets_bold_and_underline(folder, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 from command_line import flnl, rounds_of, tiny
@@ -104,6 +105,45 @@ def test_a_real_run_travels_and_is_found_finished(tmp_path):
     again = flnl(*tiny(tmp_path / "b", "--json"))
     assert any("found finished" in line for line in again.errors)
     assert again.json["last10"] == outcome["last10"]
+
+
+def test_one_of_two_runs_of_a_configuration_is_exported(tmp_path):
+    older = write_run(tmp_path / "runs" / "labA", accuracy=40.0, all_rounds=True)
+    newer = write_run(
+        tmp_path / "runs" / "labB", accuracy=60.0, all_rounds=True, ended="2026-02-01T00:00:00+00:00"
+    )
+    done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "all.zip", "--json")
+    assert done.json["runs"] == 1
+    assert any(f"{older}: the same run is exported from {newer}" in line for line in done.errors)
+    assert flnl("results", "import", tmp_path / "all.zip", "--out", tmp_path / "mine").code == 0
+    (record,) = (tmp_path / "mine").rglob("run.json")
+    assert json.loads(record.read_text())["summary"]["last10"] == pytest.approx(60.0)
+
+
+def test_a_run_in_a_renamed_folder_is_not_exported(theirs, tmp_path):
+    run = write_run(theirs, seed=2, all_rounds=True)
+    renamed = run.rename(run.with_name("my best run"))
+    done = flnl("results", "export", theirs, "-o", tmp_path / "all.zip", "--json")
+    assert done.json["runs"] == 2
+    assert any(f"{renamed}: its folder does not have the name of a run" in line for line in done.errors)
+    assert flnl("results", "import", tmp_path / "all.zip", "--out", tmp_path / "mine").code == 0
+
+
+def test_show_says_where_a_run_came_from(theirs, tmp_path):
+    file = export(theirs, tmp_path / "lab-a.zip")
+    flnl("results", "import", file, "--out", tmp_path / "mine")
+    (first, _) = sorted((tmp_path / "mine").rglob("run.json"))
+    assert "from lab-a.zip at 20" in flnl("show", first).out
+    (own, _) = sorted(theirs.rglob("run.json"))
+    assert "imported" not in flnl("show", own).out
+
+
+def test_a_run_records_what_is_changed_about_its_method(tmp_path):
+    for changes, expected in (((), {}), (("--set", "mu=0.5"), {"mu": 0.5})):
+        made = flnl(*tiny(tmp_path / "runs", "--json", *changes, method="fedprox")).json
+        assert json.loads(Path(made["run_dir"], "run.json").read_text())["changed"] == expected
+    (table,) = flnl("leaderboard", tmp_path / "runs", "--format", "json").json["tables"]
+    assert [row["label"] for row in table["rows"]] == ["fedprox", "fedprox mu=0.5"]
 
 
 # -- broken files ------------------------------------------------------------------------------------

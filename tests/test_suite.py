@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,14 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import flnl
+from command_line import flnl, rounds_of
+from rich.console import Console
 
+from flnl_bench.cli.suite_view import picture
+from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.claim import STALE, Busy, claimed, owner
+from flnl_bench.recorder import claim as claim_module
+from flnl_bench.recorder.claim import BEAT, STALE, Busy, Claim, claimed, owner
 from flnl_bench.resolve import Request, describe, prepare
+from flnl_bench.suite import on_ray
 from flnl_bench.suite.estimate import TRAIN_IMAGES, fedavg_samples
 from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import make_grid
+from flnl_bench.suite.on_ray import cpus_of, room
+from flnl_bench.suite.state import Board, State, look
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
@@ -207,7 +215,15 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_pat
         ([BENCHMARKS / "smoke.toml", "--executor", "slrum"], "did you mean 'slurm'?"),
         ([BENCHMARKS / "smoke.toml", "--jobs", "0"], "invalid value for '--jobs'"),
         ([BENCHMARKS / "smoke.toml", "--device", "gpu"], "unknown device 'gpu'"),
-        ([BENCHMARKS / "smoke.toml", "--slurm", "gpu"], "--slurm 'gpu': expected KEY=VALUE"),
+        (
+            [BENCHMARKS / "smoke.toml", "--executor", "slurm", "--slurm", "gpu"],
+            "--slurm 'gpu': expected KEY=VALUE",
+        ),
+        ([BENCHMARKS / "smoke.toml", "--slurm", "time=9"], "--slurm needs --executor slurm"),
+        (
+            [BENCHMARKS / "smoke.toml", "--executor", "slurm", "--runs-per-gpu", "2"],
+            "--runs-per-gpu: Slurm gives every run a GPU of its own",
+        ),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(arguments, expected, tmp_path):
@@ -307,6 +323,194 @@ def test_a_torn_claim_is_no_claim(tmp_path):
     (tmp_path / ".claim").write_text('{"host": "els')
     with claimed(tmp_path):
         pass
+
+
+def test_a_claim_that_is_let_go_while_it_is_read_is_no_claim(tmp_path, monkeypatch):
+    read = claim_module._read
+
+    def read_and_lose(path):
+        about = read(path)
+        if about and about["host"] == "elsewhere":
+            path.unlink()
+        return about
+
+    leave_claim(tmp_path, 0)
+    monkeypatch.setattr(claim_module, "_read", read_and_lose)
+    with claimed(tmp_path) as claim:
+        claim.check()
+
+
+class Beats:
+    """An event that is set at its third look, and does not wait."""
+
+    def __init__(self, before):
+        self.before, self.waits = before, []
+
+    def wait(self, seconds):
+        self.before(len(self.waits))
+        self.waits.append(seconds)
+        return len(self.waits) == 3
+
+
+def test_the_heartbeat_keeps_a_claim_fresh_until_it_is_released(tmp_path):
+    claim, ages = Claim(tmp_path), []
+
+    def age(_):
+        ages.append(claim.path.stat().st_mtime)
+        os.utime(claim.path, (0, 0))
+
+    claim.path.write_text(json.dumps(claim.about))
+    claim._released = Beats(age)
+    claim._beat()
+    assert claim._released.waits == [BEAT] * 3
+    assert all(then > 0 for then in ages)  # touched after each wait but the last
+    assert claim.path.stat().st_mtime == 0
+
+
+def test_the_heartbeat_leaves_the_claim_of_another_alone(tmp_path):
+    claim = Claim(tmp_path)
+    leave_claim(tmp_path, STALE + 60)
+    before = (tmp_path / ".claim").stat().st_mtime
+    claim._released = Beats(lambda _: None)
+    claim._beat()
+    assert (tmp_path / ".claim").stat().st_mtime == before
+
+
+@pytest.fixture
+def tiny_run(tmp_path):
+    """A run of two rounds."""
+    (item,) = grid_of(GOOD + TINY, tmp_path)
+    return prepare(item.request)
+
+
+def test_a_run_that_was_taken_over_while_it_was_prepared_writes_nothing(tiny_run, monkeypatch):
+    path = tiny_run.folder.path
+
+    def build(*arguments):
+        leave_claim(path, 0)
+        return Engine(*arguments)
+
+    monkeypatch.setattr("flnl_bench.runner.Engine", build)
+    with pytest.raises(Busy, match="process 1 on elsewhere"):
+        tiny_run.play()
+    assert {file.name for file in path.iterdir()} <= {".claim", ".lock"}
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_that_was_taken_over_between_rounds_writes_no_more(tiny_run, rounds):
+    path, before = tiny_run.folder.path, {}
+
+    def take_over(row):
+        if row["round"] == rounds - 1:
+            leave_claim(path, 0)
+            before.update({file: file.read_bytes() for file in path.iterdir() if file.is_file()})
+
+    with pytest.raises(Busy, match="process 1 on elsewhere"):
+        tiny_run.play(progress=take_over)
+    after = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    assert {**before, path / ".lock": b""} == {**after, path / ".lock": b""}
+    assert len(rounds_of(path)) == rounds
+
+
+def test_a_run_that_was_taken_over_and_then_broke_leaves_the_record_alone(tiny_run):
+    def take_over(row):
+        leave_claim(tiny_run.folder.path, 0)
+        raise RuntimeError("broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        tiny_run.play(progress=take_over)
+    assert tiny_run.folder.read()["status"] == "running"
+
+
+# -- files that are not ours in a run's place --------------------------------------------------------
+@pytest.mark.parametrize(
+    "record",
+    ['{"schema": 1, "status": "done"}', '{"schema": 1, "status": "failed"}', "[]", '{"schema": 1, "stat'],
+)
+@pytest.mark.parametrize("row", ["", '{"round": null, "seconds": "long"}\n', '{"round": NaN}\n', "[1]\n"])
+def test_a_foreign_record_is_neither_done_nor_a_crash(record, row, tmp_path):
+    (item,) = grid_of(GOOD + TINY, tmp_path)
+    item.folder.create()
+    (item.folder.path / "run.json").write_text(record)
+    item.folder.rounds_file.write_text(row)
+    assert look(item) == State("waiting")
+    assert Board.of([item]).seconds_left() is None
+
+
+def test_a_run_is_played_in_the_place_of_a_foreign_record(tiny_run):
+    tiny_run.folder.create()
+    (tiny_run.folder.path / "run.json").write_text('{"schema": 1, "status": "done"}')
+    record = tiny_run.play()
+    assert (record["status"], record["resumed"], len(rounds_of(tiny_run.folder.path))) == ("done", 0, 2)
+
+
+# -- the live table ----------------------------------------------------------------------------------
+def test_the_live_table_fits_a_small_terminal(tmp_path):
+    seeds = ", ".join(map(str, range(30)))
+    text = f'settings = ["clean"]\nseeds = [{seeds}]\n[ablations.gentle]\nmethod = "fedgr"\n'
+    items = grid_of(text + "set = { lambda_b = 0.5 }", tmp_path)
+    broken = State("failed", 3, 12.5, 60.0, "RuntimeError: " + "long " * 20)
+    states = [broken, State("running", 4, 50.0, 60.0), *[State("waiting")] * 28]
+    board = Board(dict(zip(items, states, strict=True)))
+    console = Console(file=io.StringIO(), width=80, height=24, markup=False)
+    console.print(picture(board, console.height))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) <= 23
+    assert "0 done · 1 running · 28 waiting · 1 failed" in lines[-1]
+    assert "left" in lines[-1]
+    failed = next(line for line in lines if "12.50" in line)
+    assert "fedgr [gentle]" in failed
+    assert "failed: Runtime" in failed
+    assert "…" in failed
+
+
+# -- room --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("jobs", "cpus", "expected"), [(1, 2.0, 2), (3, 1.0, 3), (4, 0.5, 2), (1, 0.0, 1), (3, 1.5, 5)]
+)
+def test_a_ray_cluster_of_its_own_has_room_for_the_jobs(jobs, cpus, expected):
+    assert cpus_of(jobs, cpus) == expected
+    assert cpus_of(None, 1000.0) == 1000
+
+
+class NoRay:
+    """Ray without a cluster; what it is asked for is kept."""
+
+    def __init__(self):
+        self.started, self.options = {}, {}
+
+    def init(self, address=None, **options):
+        if address:
+            raise ConnectionError
+        self.started = options
+
+    def remote(self, **options):
+        self.options = options
+        return lambda function: function
+
+    def cluster_resources(self):
+        return {"CPU": self.started["num_cpus"]}
+
+    def wait(self, tasks, num_returns, timeout):
+        return [], []
+
+
+def test_ray_gets_room_for_a_run_repeats_nothing_itself_and_is_not_asked_without_pause(monkeypatch):
+    ray, pauses = NoRay(), []
+    monkeypatch.setattr(on_ray, "_import_ray", lambda: ray)
+    monkeypatch.setattr(on_ray.time, "sleep", pauses.append)
+    executor = on_ray.OnRay(1, cpus=2.0)
+    assert (ray.started["num_cpus"], ray.options["max_retries"], executor.room) == (2, 0, 1)
+    assert executor.wait() == []
+    assert pauses == [executor.tick]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "cpus", "gpus", "expected"),
+    [(None, 1.0, 0.0, 16), (4, 1.0, 0.0, 4), (None, 2.0, 0.5, 4), (None, 32.0, 0.0, 1), (3, 0.0, 0.0, 3)],
+)
+def test_the_room_of_a_ray_cluster_is_its_own_not_that_of_this_machine(jobs, cpus, gpus, expected):
+    assert room({"CPU": 16.0, "GPU": 2.0}, jobs, cpus, gpus) == expected
 
 
 def test_run_and_suite_respect_the_same_claim(tmp_path):

@@ -44,11 +44,11 @@ def local(suite_file, tmp_path):
 
 
 def kill_a_worker(process, out):
-    """End the first process that has claimed a run and finished a round of it."""
+    """End the first process that has claimed a run and has two rounds of it, so a checkpoint of one."""
     while True:
         assert process.poll() is None
         for claim in out.rglob(".claim"):
-            if (claim.parent / "rounds.jsonl").exists() and rounds_of(claim.parent):
+            if (claim.parent / "rounds.jsonl").exists() and len(rounds_of(claim.parent)) > 1:
                 os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
                 return
         time.sleep(0.01)

@@ -17,6 +17,7 @@ from command_line import flnl, rounds_of
 from flnl_bench import Method
 from flnl_bench.recorder.claim import owner
 from flnl_bench.registry import default_registry
+from flnl_bench.resolve import prepare
 from flnl_bench.suite.conduct import task_of
 from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import make_grid
@@ -223,6 +224,33 @@ def test_a_run_whose_worker_is_lost_again_and_again_has_failed(fragile, monkeypa
         "flnl-bench: failed: fragile · digits · iid · sym-1.0 · s1 and 1 more: "
         "its worker was lost 3 times: the worker ended with exit code -9"
     )
+
+
+def test_losses_with_a_new_round_each_are_not_counted_together(fragile, monkeypatch):
+    """As of a job whose time limit is shorter than the run."""
+    file, out = fragile
+    file.write_text(file.read_text().replace('["fragile", "fedavg"]', '["fedavg"]'))
+
+    def play_one_round(self, task):
+        def stop(row):
+            if row["round"] == self.reached:
+                self.reached += 1
+                raise KeyboardInterrupt
+
+        prepare(task.request).play(progress=stop)
+
+    def play(self, task):
+        try:
+            play_one_round(self, task)
+        except KeyboardInterrupt:
+            return Outcome("lost", "time limit")
+        return Outcome("done")
+
+    monkeypatch.setattr(Inline, "reached", 0, raising=False)
+    monkeypatch.setattr(Inline, "play", play)
+    assert flnl("suite", file, "--out", out, "--json").json["counts"]["done"] == 1
+    (record,) = records(out).values()
+    assert record["resumed"] == 4  # one loss after each round
 
 
 def test_a_preset_that_changes_during_a_suite_does_not_mix_two_protocols(suite_file, tmp_path):

@@ -121,13 +121,18 @@ def _chosen(runs: Sequence[Run], datasets: Sequence[str], presets: Sequence[str]
 
 
 def paper_warnings(tables: Iterable[Table]) -> list[str]:
-    """Say loudly which tables put another protocol beside the paper's numbers."""
-    from flnl_bench.leaderboard.paper import paper_cells, protocols
+    """Say loudly which tables put another protocol beside the paper's numbers, and which rows get none."""
+    from flnl_bench.leaderboard.paper import paper_cells, protocols, unlike_paper
 
-    return [
+    warnings = [
         f"{table.protocol.title}: {protocols(table)[0]}"
         for table in tables
         if not table.protocol.is_paper and any(paper_cells(table, row) for row in table.rows)
+    ]
+    return warnings + [
+        f"{table.protocol.title}: no number of the paper beside {text}"
+        for table in tables
+        for text in unlike_paper(table)
     ]
 
 

@@ -163,4 +163,6 @@ def _provenance(record: Mapping[str, Any]) -> Any:
     lines.add_row("", ", ".join(f"{name} {version}" for name, version in libraries.items()))
     lines.add_row("on", f"{about.get('device')}, {about.get('platform')}, {about.get('threads')} thread(s)")
     lines.add_row("when", f"{record.get('started')} to {record.get('ended') or '–'}")
+    if isinstance(origin := record.get("imported"), dict):
+        lines.add_row("imported", f"from {origin.get('file')} at {origin.get('time')}")
     return lines

@@ -29,11 +29,11 @@ WORKERS = "Workers"
 def suite(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Suite file; see docs/suites.md.")],
     jobs: Annotated[
-        int | None, option(WORKERS, "N", "Runs at once.", min=1, default="one a core, or the GPUs' room")
+        int | None, option(WORKERS, "N", "Runs at once.", min=1, default="local: cores or GPUs; else all")
     ] = None,
     executor: Annotated[str, option(WORKERS, "NAME", "local, ray or slurm.")] = "local",
     device: Annotated[str, option(WORKERS, "NAME", "auto, cpu, cuda or mps.")] = "auto",
-    runs_per_gpu: Annotated[int, option(WORKERS, "N", "Runs that share a GPU.", min=1)] = 1,
+    runs_per_gpu: Annotated[int, option(WORKERS, "N", "Runs that share a GPU (local, ray).", min=1)] = 1,
     cpus_per_run: Annotated[float, option(WORKERS, "X", "CPUs of a run (ray, slurm).", min=0)] = 1.0,
     slurm: Annotated[
         list[str] | None, option(WORKERS, "KEY=VALUE", "Option of sbatch, as in partition=gpu; repeatable.")
@@ -48,11 +48,16 @@ def suite(
 ) -> None:
     """Run every method on every scenario of a suite file.
 
-    Finished runs are skipped and broken ones go on where they stopped, so the same command continues a
-    suite, and several may work on one folder at once.
+    Finished runs are skipped and broken ones go on: the same command continues a suite.
+
+    Several may work on one folder at once.
     """
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)
+    if executor == "slurm" and runs_per_gpu > 1:
+        raise BadInput("--runs-per-gpu: Slurm gives every run a GPU of its own")
+    if executor != "slurm" and slurm:
+        raise BadInput("--slurm needs --executor slurm")
     with waiting("preparing"):
         found, items = load(file, out, data_dir, device, local=executor == "local")
     start = time.monotonic()
@@ -96,28 +101,28 @@ def play(
     """Play what is left to play, with a live view on stderr."""
     from flnl_bench.cli.suite_view import watching
     from flnl_bench.suite.conduct import conduct
-    from flnl_bench.suite.local import slots
     from flnl_bench.suite.state import Board
 
-    room, gpus = slots(jobs, items[0].config.device if executor == "local" else "cpu", runs_per_gpu)
-    board = Board.of(items, room, retry_failed)
+    board = Board.of(items, jobs or len(items), retry_failed)
     if not board.having("waiting", "running"):
         return board
     gpu = items[0].config.device == "cuda"
     chosen: Executor
     if executor == "local":
-        from flnl_bench.suite.local import Local
+        from flnl_bench.suite.local import Local, slots
 
         check_data(board)
-        chosen = Local(min(room, len(items)), gpus, retry_failed)
+        board.jobs, gpus = slots(jobs, items[0].config.device, runs_per_gpu)
+        chosen = Local(min(board.jobs, len(items)), gpus, retry_failed)
     elif executor == "ray":
         from flnl_bench.suite.on_ray import OnRay
 
         chosen = OnRay(jobs, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
+        board.jobs = chosen.room
     else:
         from flnl_bench.suite.on_slurm import OnSlurm
 
-        chosen = OnSlurm(room, items[0].request.out, sbatch, cpus_per_run, gpu, retry_failed)
+        chosen = OnSlurm(board.jobs, items[0].request.out, sbatch, cpus_per_run, gpu, retry_failed)
     try:
         # Ray prints its troubles to stdout, where only the result belongs.
         with contextlib.redirect_stdout(sys.stderr), watching(board) as watch:

@@ -27,7 +27,7 @@ def watching(board: Board) -> Iterator[Watch]:
     """Follow a suite: a table in a terminal, a line for each run that ends elsewhere."""
     counts, failed = board.counts(), board.having("failed")
     old = f", {len(failed)} failed before (--retry-failed tries them again)" if failed else ""
-    note(f"{len(board.states)} runs: {counts['done']} done already{old}, {board.jobs} at once")
+    note(f"{len(board.states)} runs: {counts['done']} done already{old}, at most {board.jobs} at once")
     console = stderr()
     with _live(console, board) if console.is_terminal else _lines(board) as watch:
         yield watch
@@ -64,6 +64,8 @@ def _live(console: Console, board: Board) -> Iterator[Watch]:
 def picture(board: Board, height: int) -> Group:
     """The runs at work first, then what failed, is next and was done, as far as the screen goes."""
     rows = table("run", "state", "round", "accuracy", right=("round", "accuracy"))
+    for column in rows.columns[2:]:  # what has no room is taken from the others
+        column.no_wrap = True
     order = [(s, board.having(s)) for s in ("running", "failed", "waiting", "done")]
     shown = [(status, item) for status, items in order for item in items][: max(1, height - 4)]
     for status, item in shown:
@@ -75,10 +77,14 @@ def picture(board: Board, height: int) -> Group:
     return Group(rows, Text(f"… and {hidden} more" if hidden else "", style="dim"), end)
 
 
-def _cells(item: Item, state: State) -> tuple[str, str, str, str]:
+def _cells(item: Item, state: State) -> tuple[Text, Text, str, str]:
     status = f"failed: {state.error}" if state.status == "failed" else state.status
     rounds = f"{state.rounds}/{item.config.training.rounds}" if state.rounds else "–"
-    return item.title, status, rounds, percent(state.accuracy)
+    return _short(item.title), _short(status), rounds, percent(state.accuracy)
+
+
+def _short(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 # -- before and after --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Comparison:
     wins: int
     ties: int
     losses: int
-    p: float | None  # Wilcoxon signed-rank test, two-sided; None below ENOUGH differences that are not 0
+    p: float | None  # Wilcoxon signed-rank test, two-sided, without ties; None below ENOUGH pairs
 
 
 def find_row(table: Table, name: str) -> Row | None:
@@ -79,7 +79,7 @@ def _interval(differences: Sequence[float]) -> tuple[float | None, float | None]
 
 
 def _wilcoxon(differences: Sequence[float]) -> float | None:
-    apart = [d for d in differences if d != 0]
+    apart = [d for d in differences if abs(d) >= TIE]  # what counts as a tie is no evidence
     if len(apart) < ENOUGH:
         return None
     from scipy.stats import wilcoxon

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flnl_bench.leaderboard.order import method_key
-from flnl_bench.leaderboard.protocol import Protocol, key_of, protocol_of, whole
+from flnl_bench.leaderboard.protocol import Protocol, key_of, protocol_of, whole, written
 from flnl_bench.leaderboard.runs import Run
 
 Cells = dict[str, dict[int, Run]]  # by setting and seed
@@ -22,6 +22,8 @@ class Line:
     method: str
     hyperparameters: Mapping[str, Any]
     label: str
+    changed: Mapping[str, Any] | None = None  # hyper-parameters not as the preset has them; None: not said
+    told: str | None = None  # what a suite calls it
     cells: Cells = field(default_factory=lambda: defaultdict(dict))
 
 
@@ -47,28 +49,30 @@ def group(runs: Iterable[Run]) -> tuple[list[Group], list[str]]:
     groups: list[Group] = []
     warnings: list[str] = []
     for alike in protocols.values():
-        for world, comparable in enumerate(_worlds(alike)):
-            protocol = dataclasses.replace(protocol_of(comparable[0]), world=world)
+        for (from_files, world), comparable in _worlds(alike):
+            protocol = dataclasses.replace(protocol_of(comparable[0]), world=world, from_files=from_files)
             groups.append(Group(protocol, _lines(comparable, protocol.title, warnings)))
     groups.sort(key=lambda g: (g.protocol.dataset, g.protocol.partition != "iid", g.protocol.title))
     return groups, _apart(groups) + warnings
 
 
-def _worlds(runs: Sequence[Run]) -> list[list[Run]]:
-    """Split runs so that a setting and seed means one scenario.
+def _worlds(runs: Sequence[Run]) -> list[tuple[tuple[bool, int], list[Run]]]:
+    """Split runs so that a setting and seed means one scenario, and generated ones meet no others.
 
-    The first world has the generated scenario of each setting and seed, else the one with the most runs.
+    A world is named by whether its scenarios are known from files only, and by a number: in the first
+    are the scenarios with the most runs.
     """
-    scenarios: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for run in runs:
-        scenarios[run.setting, run.seed][run.fingerprint] += 1
     generated = {run.fingerprint for run in runs if run.generated}
-    worlds: dict[int, list[Run]] = defaultdict(list)
+    scenarios: dict[tuple[str, int, bool], Counter[str]] = defaultdict(Counter)
     for run in runs:
-        counts = scenarios[run.setting, run.seed]
-        ordered = sorted(counts, key=lambda f: (f not in generated, -counts[f], f))
-        worlds[ordered.index(run.fingerprint)].append(run)
-    return [worlds[place] for place in sorted(worlds)]
+        scenarios[run.setting, run.seed, run.fingerprint not in generated][run.fingerprint] += 1
+    worlds: dict[tuple[bool, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        from_files = run.fingerprint not in generated
+        counts = scenarios[run.setting, run.seed, from_files]
+        ordered = sorted(counts, key=lambda f: (-counts[f], f))
+        worlds[from_files, ordered.index(run.fingerprint)].append(run)
+    return sorted(worlds.items(), key=lambda world: world[0])
 
 
 def _lines(runs: Iterable[Run], title: str, warnings: list[str]) -> list[Line]:
@@ -79,6 +83,8 @@ def _lines(runs: Iterable[Run], title: str, warnings: list[str]) -> list[Line]:
         line = lines.setdefault(
             (run.method, key_of(run.hyperparameters)), Line(run.method, run.hyperparameters, run.method)
         )
+        line.changed = run.changed if line.changed is None else line.changed
+        line.told = line.told or run.label
         other = line.cells[run.setting].get(run.seed)
         if other is None:
             line.cells[run.setting][run.seed] = run
@@ -96,19 +102,33 @@ def _lines(runs: Iterable[Run], title: str, warnings: list[str]) -> list[Line]:
 
 
 def _label(lines: Iterable[Line], title: str, warnings: list[str]) -> None:
-    """Name the hyper-parameters in which rows of one method differ."""
+    """Name rows by what is changed about their method, else by that in which rows of one method differ."""
     methods: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         methods[line.method].append(line)
     for method, same in methods.items():
+        told = [_told(line) for line in same]
         if len(same) == 1:
+            same[0].label = told[0] or method
             continue
         names = list(dict.fromkeys(name for line in same for name in line.hyperparameters))
         differ = [n for n in names if len({repr(whole(line.hyperparameters.get(n))) for line in same}) > 1]
-        for line in same:
+        known = None not in told and len(set(told)) == len(told)
+        for line, name in zip(same, told, strict=True):
             values = ", ".join(f"{n}={whole(line.hyperparameters.get(n, '–'))}" for n in differ)
-            line.label = f"{method} {values}"
+            line.label = name if known and name else f"{method} {values}"
         warnings.append(f"{title}: {method} has {len(same)} rows, because of different {', '.join(differ)}")
+
+
+def _told(line: Line) -> str | None:
+    """The name of a row whose runs say what was changed."""
+    if line.changed is None:
+        return None
+    if not line.changed:
+        return line.method
+    if line.told is None or line.told == line.method:
+        return f"{line.method} {written(line.changed)}"
+    return line.told if line.told.startswith(line.method) else f"{line.method} [{line.told}]"
 
 
 def _apart(groups: Sequence[Group]) -> list[str]:
@@ -131,7 +151,7 @@ def _reasons(groups: Sequence[Group]) -> list[str]:
         "protocols": {(p.preset, key_of(p.training)) for p in protocols},
         "devices": {p.device for p in protocols},
         "number versions": {p.numbers for p in protocols},
-        "scenario fingerprints": {p.world for p in protocols},
+        "scenario fingerprints": {(p.from_files, p.world) for p in protocols},
     }
     if len(aspects["protocols"]) == len(aspects["presets"]):
         del aspects["protocols"]

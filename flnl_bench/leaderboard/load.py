@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -12,14 +11,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboard.export import FORMAT, MANIFEST, VERSION, home, now, whole
-from flnl_bench.leaderboard.runs import check_record
+from flnl_bench.leaderboard.export import FORMAT, MANIFEST, VERSION, home, is_home, now, whole
 from flnl_bench.recorder.claim import Busy, claimed
 from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.recorder.record import check_record
 
 Record = dict[str, Any]
 
-_NAME = re.compile(r"[\w.-]*-s\d+-[0-9a-f]{8}")
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, RuntimeError)
 
 
@@ -76,11 +74,7 @@ def _members(
         if record["status"] != "done" or not whole(record, rows):
             raise ValueError(f"{path.parent} is not a whole finished run")
         place = home(out, record, path.parent.name)
-        if (
-            not _NAME.fullmatch(place.name)
-            or not place.is_relative_to(out)
-            or ".." in place.relative_to(out).parts
-        ):
+        if not is_home(out, place):
             raise ValueError(f"{path.parent} is not the folder of a run")
         yield place, record, rows
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import csv
 import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
+from flnl_bench.errors import BadInput
+from flnl_bench.leaderboard.protocol import written
 from flnl_bench.leaderboard.table import Cell, Row, Table
 
 SOURCE = "FedGR paper (ICML 2026)"
 SEEDS = 3
+ABLATED = ("cifar10", "last10")  # data set and metric of all ablation tables
+VARIANTS = {
+    "w/o. FS": "fedgr/no-sieve",
+    "w/o. LR": "fedgr/no-refine",
+    "w/o. R_k": "fedgr/no-repreg",
+    "w/o. B_k": "fedgr/no-ema",
+    "w/o. weak aug": "fedgr/no-weak",
+    "w/o. strong aug": "fedgr/no-strong",
+    "Online EMA distill": "fedgr/online-ema",
+    "Randomly sample clients w/. replacement in warmup": "fedgr/replacement",
+}
 
 
 @functools.lru_cache(maxsize=1)
@@ -26,14 +40,95 @@ def numbers() -> dict[tuple[str, ...], Cell]:
     return cells
 
 
+@functools.lru_cache(maxsize=1)
+def _ablations() -> list[tuple[str, dict[str, float], str, str, Cell]]:
+    """The ablation tables: variant, values of a sweep, partition, setting, number.
+
+    FedGR as it is stands in all of them, once with other numbers: those of the main table count.
+    """
+    text = (files(__package__) / "paper" / "ablations.csv").read_text(encoding="utf-8")
+    found = []
+    for line in csv.DictReader(text.splitlines()):
+        method, values = VARIANTS.get(line["variant"], "fedgr"), {}
+        if "=" in line["variant"]:
+            pairs = (pair.split("=") for pair in line["variant"].lower().split())
+            values = {name: float(value) for name, value in pairs}
+        if method != "fedgr" or values:
+            cell = Cell(float(line["mean"]), float(line["std"]), {}, SEEDS)
+            found.append((method, values, line["partition"], line["setting"], cell))
+    return found
+
+
 def paper_cells(table: Table, row: Row) -> dict[str, Cell]:
-    """The paper's numbers for a row of ours, by setting."""
+    """The paper's numbers for a row of ours, by setting; none if its hyper-parameters are others."""
+    if not _has_numbers(table, row):
+        return {}
+    changed = changed_of(table, row)
+    if changed is None:
+        return {}
     about, found = table.protocol, {}
     for setting in table.settings:
         cell = numbers().get((about.dataset, about.partition, setting, row.method, table.metric))
-        if cell is not None:
+        if cell is not None and not changed:
             found[setting] = cell
-    return found
+    return found or _ablation_cells(table, row, changed)
+
+
+def _ablation_cells(table: Table, row: Row, changed: Mapping[str, Any]) -> dict[str, Cell]:
+    """The numbers of the ablation tables, for a variant as it is or for values that the paper swept."""
+    if (table.protocol.dataset, table.metric) != ABLATED:
+        return {}
+    return {
+        setting: cell
+        for method, values, partition, setting, cell in _ablations()
+        if (method, partition) == (row.method, table.protocol.partition)
+        and setting in table.settings
+        and (not changed if not values else changed and changed.keys() <= values.keys())
+        and all(row.hyperparameters.get(name) == value for name, value in values.items())
+    }
+
+
+def unlike_paper(table: Table) -> list[str]:
+    """Rows of the paper's methods that get no number of it, each with the reason."""
+    return [
+        f"{row.label}: {_why(changed_of(table, row))}"
+        for row in table.rows
+        if _has_numbers(table, row) and not paper_cells(table, row)
+    ]
+
+
+def _why(changed: Mapping[str, Any] | None) -> str:
+    if changed is None:
+        return "the hyper-parameters of its preset are not known here"
+    return f"its hyper-parameters are not those of its preset ({written(changed)})"
+
+
+def changed_of(table: Table, row: Row) -> Mapping[str, Any] | None:
+    """The hyper-parameters of a row that its preset does not say; of older runs they are worked out."""
+    if row.changed is not None:
+        return row.changed
+    from flnl_bench.resolve import changed_values
+
+    about = table.protocol
+    try:
+        return changed_values(row.method, about.dataset, about.preset, row.hyperparameters)
+    except BadInput:  # a preset or variant that this version does not know
+        return None
+
+
+def _has_numbers(table: Table, row: Row) -> bool:
+    """Whether the paper says anything about a row's method in this table."""
+    about = table.protocol
+    settings = [
+        setting
+        for setting in table.settings
+        if (about.dataset, about.partition, setting, row.method, table.metric) in numbers()
+    ]
+    ablated = (about.dataset, table.metric) == ABLATED and any(
+        (method, partition) == (row.method, about.partition) and setting in table.settings
+        for method, _, partition, setting, _ in _ablations()
+    )
+    return bool(settings) or ablated
 
 
 def paper_average(cells: dict[str, Cell], over: Sequence[str]) -> Cell | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from flnl_bench.files import json_text
 from flnl_bench.leaderboard.against import Comparison
-from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols
+from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols, unlike_paper
 from flnl_bench.leaderboard.runs import Found
 from flnl_bench.leaderboard.table import Cell, Row, Table
 from flnl_bench.leaderboard.versus import comparisons
@@ -19,7 +19,7 @@ from flnl_bench.leaderboard.words import notes_of
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
 _ROW = ("method", "label", "hyperparameters")
-_CELL = ("setting", "metric", "mean", "std", "seeds", "rank")
+_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
 _VERSUS = ("against", *(f.name for f in dataclasses.fields(Comparison)))
 
@@ -57,7 +57,7 @@ def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, An
     }
     if paper:
         text, comparable = protocols(table)
-        made["paper"] = {"protocols": text, "comparable": comparable}
+        made["paper"] = {"protocols": text, "comparable": comparable, "not_beside": unlike_paper(table)}
     found = comparisons(table, against) if against else {}
     made["rows"] = [_row_object(table, row, paper, found.get(row.label)) for row in table.rows]
     return made
@@ -68,6 +68,7 @@ def _row_object(table: Table, row: Row, paper: bool, versus: Comparison | None) 
         "method": row.method,
         "label": row.label,
         "hyperparameters": dict(row.hyperparameters),
+        "changed": None if row.changed is None else dict(row.changed),
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},
         "avg": _cell(row.average) if row.average else None,
         "rank": row.rank,
@@ -95,27 +96,26 @@ def as_csv(tables: Sequence[Table], *, paper: bool, against: str | None) -> str:
     for table in tables:
         found = comparisons(table, against) if against else {}
         for row in table.rows:
-            writer.writerows(_csv_lines(table, row))
+            theirs = paper_cells(table, row) if paper else {}
+            writer.writerows(_csv_lines(table, row, theirs))
             versus = found.get(row.label)
-            average = _csv_line(table, row, "avg", row.average, row.rank)
+            average = _csv_line(table, row, "avg", row.average, paper_average(theirs, table.scored))
             writer.writerow(
                 {**average, **({"against": against, **dataclasses.asdict(versus)} if versus else {})}
             )
     return out.getvalue()
 
 
-def _csv_lines(table: Table, row: Row) -> list[dict[str, Any]]:
+def _csv_lines(table: Table, row: Row, theirs: Mapping[str, Cell]) -> list[dict[str, Any]]:
     return [
-        _csv_line(table, row, name, row.cells[name], row.ranks.get(name))
+        _csv_line(table, row, name, row.cells[name], theirs.get(name))
         for name in table.settings
         if name in row.cells
     ]
 
 
-def _csv_line(table: Table, row: Row, setting: str, cell: Cell | None, rank: float | None) -> dict[str, Any]:
+def _csv_line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:
     about = table.protocol
-    cells = paper_cells(table, row)
-    theirs = paper_average(cells, table.scored) if setting == "avg" else cells.get(setting)
     return {
         **{name: getattr(about, name) for name in ("dataset", "partition", "preset", "device", "numbers")},
         "protocol": about.name,
@@ -124,14 +124,15 @@ def _csv_line(table: Table, row: Row, setting: str, cell: Cell | None, rank: flo
         "hyperparameters": json.dumps(dict(row.hyperparameters)),
         "setting": setting,
         "metric": table.metric,
-        "rank": rank,
+        "rank": row.rank if setting == "avg" else row.ranks.get(setting),
         **(_csv_numbers(cell) if cell else {}),
         **_csv_paper(cell, theirs),
     }
 
 
 def _csv_numbers(cell: Cell) -> Mapping[str, Any]:
-    return {"mean": cell.mean, "std": cell.std, "seeds": " ".join(map(str, cell.values)) or cell.count}
+    seeds = " ".join(map(str, cell.values))
+    return {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": seeds}
 
 
 def _csv_paper(ours: Cell | None, theirs: Cell | None) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ class Protocol:
     device: str
     numbers: int
     world: int = 0  # > 0: scenarios that are not those of the table before
+    from_files: bool = False  # imported scenarios that no run of this table's kind has generated
 
     @functools.cached_property
     def changed(self) -> dict[str, Any]:
@@ -48,7 +49,9 @@ class Protocol:
             parts.append(self.device)
         if self.numbers != NUMBERS_VERSION:
             parts.append(f"numbers version {self.numbers}")
-        if self.world:
+        if self.from_files:
+            parts.append("imported scenarios" + (f" {self.world + 1}" if self.world else ""))
+        elif self.world:
             parts.append("other scenarios" + (f" {self.world}" if self.world > 1 else ""))
         return " · ".join(parts)
 
@@ -60,7 +63,7 @@ class Protocol:
     @property
     def is_paper(self) -> bool:
         """Whether its numbers may be compared with those of the paper."""
-        return self.preset == PAPER and not self.changed and not self.world
+        return self.preset == PAPER and not self.changed and not self.world and not self.from_files
 
     @property
     def line(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -12,19 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.config import Training
-from flnl_bench.recorder.folder import SCHEMA
+from flnl_bench.recorder.record import NEEDED, read_record
 
 METRICS = ("last10", "best")
-_NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
-    "config": {
-        **dict.fromkeys(("method", "dataset", "partition", "setting", "preset", "device"), (str,)),
-        "seed": (int,),
-        "training": (dict,),
-        "hyperparameters": (dict,),
-    },
-    "scenario": {"fingerprint": (str,)},
-    "provenance": {"numbers": (int,)},
-}
 # An option that came later had this value in runs that do not name it.
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Training) if f.default is not dataclasses.MISSING}
 
@@ -49,6 +38,8 @@ class Run:
     values: Mapping[str, float]  # by metric
     ended: str
     imported: str | None  # the file it came from
+    changed: Mapping[str, Any] | None  # hyper-parameters not as preset and variant have them, if it says so
+    label: str | None  # what its suite calls it
 
 
 @dataclass
@@ -88,42 +79,16 @@ def run_files(folder: Path, problems: dict[Path, str]) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A run.json, or a ValueError that says what is wrong with it."""
-    try:
-        return check_record(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from None
-
-
-def check_record(data: bytes) -> dict[str, Any]:
-    """The bytes of a run.json as a record whose parts are all there."""
-    try:
-        record = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ValueError("torn: not whole JSON") from None
-    if not isinstance(record, dict) or not isinstance(record.get("status"), str):
-        raise ValueError("foreign: not a run of flnl-bench")
-    if record.get("schema") != SCHEMA:
-        raise ValueError(f"schema {record.get('schema')}, but this version of flnl-bench reads {SCHEMA}")
-    for part, names in _NEEDED.items():
-        for name, kinds in names.items():
-            value = record[part].get(name) if isinstance(record.get(part), dict) else None
-            if type(value) not in kinds:
-                raise ValueError(f"foreign: {part}.{name} is missing or of another type")
-    return record
-
-
 def parse(record: Mapping[str, Any], path: Path) -> Run:
     """A checked record of a finished run as a Run, or a ValueError."""
     config, summary = record["config"], record.get("summary")
     training = {**_DEFAULTS, **config["training"]}
     if not isinstance(summary, dict) or summary.get("rounds") != training.get("rounds"):
         raise ValueError("its status is done, but its summary is not of all rounds")
-    imported = record.get("imported")
+    imported, changed, label = (record.get(name) for name in ("imported", "changed", "label"))
     return Run(
         path=path,
-        **{name: config[name] for name in _NEEDED["config"] if name not in ("training",)},
+        **{name: config[name] for name in NEEDED["config"] if name not in ("training",)},
         training=training,
         fingerprint=record["scenario"]["fingerprint"],
         generated=config.get("scenario") is None,
@@ -131,6 +96,8 @@ def parse(record: Mapping[str, Any], path: Path) -> Run:
         values={metric: _accuracy(summary.get(metric), metric) for metric in METRICS},
         ended=str(record.get("ended") or ""),
         imported=str(imported.get("file")) if isinstance(imported, dict) else None,
+        changed=changed if isinstance(changed, dict) else None,
+        label=label if isinstance(label, str) and label else None,
     )
 
 

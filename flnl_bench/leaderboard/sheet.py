@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols
+from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols, unlike_paper
 from flnl_bench.leaderboard.table import Cell, Row, Table, mark_column
 from flnl_bench.leaderboard.words import about_table, notes_of
 
@@ -66,8 +66,10 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
         about += [f"Protocols: {text}."] if comparable else []
         alarm = None if comparable else text
     elif paper:
-        about.append("The paper has no numbers for this table.")
+        nothing = "No row of this table may stand beside the paper's numbers."
+        about.append(nothing if unlike_paper(table) else "The paper has no numbers for this table.")
     notes = notes_of(table, paper=compared)
+    notes += [f"No number of the paper beside {text}." for text in unlike_paper(table)] if paper else []
     return Sheet(table.protocol.title, columns, lines, about, alarm, LEGEND, notes)
 
 

@@ -37,6 +37,9 @@ class Row:
     average: Cell | None  # over the scored settings, if the row has all of them
     ranks: Mapping[str, float]  # by setting, among the rows that have all scored settings
     rank: float | None  # the mean of these
+    changed: (
+        Mapping[str, Any] | None
+    )  # hyper-parameters not as the preset has them; None: the runs do not say
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,16 @@ def make_table(group: Group, metric: str) -> Table:
     averages = [_average(row, over) for row in cells]
     ranks = _ranks(cells, over)
     rows = [
-        Row(line.method, line.label, line.hyperparameters, row, average, places, _mean_rank(places))
+        Row(
+            line.method,
+            line.label,
+            line.hyperparameters,
+            row,
+            average,
+            places,
+            _mean_rank(places),
+            line.changed,
+        )
         for line, row, average, places in zip(group.lines, cells, averages, ranks, strict=True)
     ]
     scenarios: dict[str, dict[int, str]] = {setting: {} for setting in settings}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flnl_bench.leaderboard.against import ENOUGH, Comparison, compare, find_row
+from flnl_bench.leaderboard.against import ENOUGH, TIE, Comparison, compare, find_row
 from flnl_bench.leaderboard.sheet import Entry, Line, Sheet
 from flnl_bench.leaderboard.table import Table
 
-COLUMNS = ("pairs", "difference", "95 % interval", "win/tie/loss", "Wilcoxon p")
+COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
 
 
 def comparisons(table: Table, name: str) -> dict[str, Comparison]:
@@ -26,11 +26,12 @@ def versus_sheet(table: Table, name: str) -> Sheet:
         return Sheet(title, [], [], about=[f"{name} {why} this table."])
     lines = [Line(label, _entries(one)) for label, one in found.items()]
     notes = [
-        "Two-sided Wilcoxon signed-rank test, not corrected for the number of methods; "
-        "pairs of one setting are not independent of each other."
+        f"W/T/L: wins, ties (differences below {TIE} points) and losses.",
+        "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
+        "of methods; pairs of one setting are not independent of each other.",
     ]
     if any(one.p is None for one in found.values()):
-        notes.append(f"No test below {ENOUGH} pairs that differ.")
+        notes.append(f"No test (too few) below {ENOUGH} pairs that do not tie.")
     about = [
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
         f"above 0 is better than {name}; interval by Student's t."
@@ -45,5 +46,5 @@ def _entries(one: Comparison) -> list[Entry]:
         Entry("" if one.difference is None else f"{one.difference:+z.2f}"),
         Entry(interval),
         Entry(f"{one.wins}/{one.ties}/{one.losses}"),
-        Entry("too few pairs" if one.p is None else f"{one.p:.3g}"),
+        Entry("too few" if one.p is None else f"{one.p:.3g}"),
     ]

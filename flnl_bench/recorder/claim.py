@@ -74,14 +74,23 @@ class Claim:
         """Put this claim in place of one that no longer counts; the lock is held."""
         mine = self.folder / f".claim.{self.about['token']}"
         write_through(mine, json.dumps(self.about), "wb")
-        other = _read(self.path)
-        # Both times are the file server's, so that the clocks of the machines do not matter. A claim
-        # of this machine is that of a dead process: we have its lock.
-        if other and _elsewhere(other) and mine.stat().st_mtime - self.path.stat().st_mtime < STALE:
+        if self._counts_at(mine.stat().st_mtime):
             mine.unlink()
             raise _busy(self.folder)
         os.replace(mine, self.path)
         threading.Thread(target=self._beat, name="claim", daemon=True).start()
+
+    def _counts_at(self, now: float) -> bool:
+        """Is the claim that is there a good one of another machine?
+
+        `now` is the file server's as well, so that the clocks of the machines do not matter. A claim of
+        this machine is that of a dead process: we have its lock.
+        """
+        other = _read(self.path)
+        try:
+            return other is not None and _elsewhere(other) and now - self.path.stat().st_mtime < STALE
+        except FileNotFoundError:  # let go since it was read
+            return False
 
     def check(self) -> None:
         """Raise Busy if somebody has taken the run over."""

@@ -11,7 +11,7 @@ from flnl_bench.suite.grid import Item
 from flnl_bench.suite.state import Board, State, look
 from flnl_bench.suite.worker import Outcome, Task
 
-LOSSES = 3  # a run whose worker was lost so often counts as failed
+LOSSES = 3  # a run whose worker was lost so often, without a new round in between, counts as failed
 
 
 def task_of(item: Item, retry_failed: bool) -> Task:
@@ -43,13 +43,17 @@ def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) ->
     Runs that another suite works on are waited for, and taken over if it dies.
     """
     losses: Counter[Item] = Counter()
+    reached = {item: state.rounds for item, state in board.states.items()}
     handed = set(board.having("waiting"))
     try:
         executor.submit(board.having("waiting"))
         while board.having("waiting", "running"):
             for item, outcome in executor.wait():
                 handed.discard(item)
-                losses[item] += outcome.status == "lost"
+                if outcome.status == "lost":
+                    rounds = look(item).rounds
+                    losses[item] = 1 if rounds > reached[item] else losses[item] + 1
+                    reached[item] = rounds
                 board.states[item] = _settled(item, outcome, losses[item])
             for item in board.having("waiting", "running"):
                 state = look(item)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.suite.conduct import LOSSES, task_of
+from flnl_bench.suite.conduct import task_of
 from flnl_bench.suite.grid import Item
 from flnl_bench.suite.worker import Outcome, work
 
 
 class OnRay:
-    """Tasks with a share of a CPU and of a GPU; Ray starts a task again whose worker or machine is lost."""
+    """Tasks with a share of a CPU and of a GPU; whether a lost one is repeated is not Ray's to say."""
 
     tick = 2.0
 
@@ -27,10 +30,11 @@ class OnRay:
         try:
             ray.init(address="auto", **quiet)
         except ConnectionError:
-            ray.init(num_cpus=jobs, include_dashboard=False, **quiet)
+            ray.init(num_cpus=cpus_of(jobs, cpus), include_dashboard=False, **quiet)
         resources = {"num_cpus": cpus, "num_gpus": gpus}
-        self.task = ray.remote(**resources, max_retries=LOSSES - 1)(work)
+        self.task = ray.remote(**resources, max_retries=0)(work)
         self.jobs, self.retry_failed = jobs, retry_failed
+        self.room = room(ray.cluster_resources(), jobs, cpus, gpus)
         self.queue: deque[Item] = deque()
         self.tasks: dict[Any, Item] = {}
 
@@ -42,7 +46,9 @@ class OnRay:
             self.tasks[self.task.remote(task_of(item, self.retry_failed))] = item
 
     def wait(self) -> list[tuple[Item, Outcome]]:
-        """Collect what has ended; an error of Ray itself means that the worker was lost for good."""
+        """Collect what has ended; an error of Ray itself means that the worker was lost."""
+        if not self.tasks:  # all that is left is played by others
+            time.sleep(self.tick)
         ended = []
         for task in self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=self.tick)[0]:
             try:
@@ -62,6 +68,17 @@ class OnRay:
             with contextlib.suppress(KeyboardInterrupt):  # asked twice
                 self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=60)
         self.ray.shutdown()
+
+
+def cpus_of(jobs: int | None, cpus: float) -> int:
+    """The CPUs of a cluster that has room for `jobs` runs, and for one in any case."""
+    return max(1, math.ceil(cpus), math.ceil((os.cpu_count() or 1) if jobs is None else jobs * cpus))
+
+
+def room(cluster: Mapping[str, float], jobs: int | None, cpus: float, gpus: float) -> int:
+    """How many runs a cluster plays at once, up to the number of jobs."""
+    fits = [cluster.get(name, 0) // share for name, share in (("CPU", cpus), ("GPU", gpus)) if share]
+    return max(1, int(min([*fits, *([jobs] if jobs else [])], default=1)))
 
 
 def _import_ray() -> Any:

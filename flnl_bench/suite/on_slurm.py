@@ -53,7 +53,7 @@ class OnSlurm:
             raise BadInput(f"--slurm: {error}") from None
         self.errors, self.retry_failed = submitit.core.utils, retry_failed
         # Slurm keeps the queue; submitit's local processes would all start at once.
-        self.room = jobs if self.local else None
+        self.room = min(jobs, os.cpu_count() or 1) if self.local else None
         self.queue: deque[Item] = deque()
         self.jobs: dict[Any, Item] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flnl_bench.recorder.record import trusted
 from flnl_bench.suite.estimate import fedavg_samples
 from flnl_bench.suite.file import Suite
 from flnl_bench.suite.grid import Item
@@ -36,7 +37,7 @@ def cost(items: list[Item]) -> int | None:
 
 def run_object(item: Item, state: State) -> dict[str, Any]:
     """One run."""
-    record = item.folder.read() or {}
+    record = trusted(item.folder.path) or {}
     summary = (record.get("summary") or {}) if state.status == "done" else {}
     return {
         "label": item.label,

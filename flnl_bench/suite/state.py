@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.recorder.claim import owner
+from flnl_bench.recorder.record import trusted
 from flnl_bench.suite.grid import Item
 
 STATES = ("done", "running", "waiting", "failed")
@@ -30,14 +31,24 @@ class State:
 def look(item: Item) -> State:
     """The state of a run, from its files."""
     folder = item.folder
-    record = folder.read() or {}
+    record = trusted(folder.path) or {}
     row = last_round(folder.rounds_file) or {}
     status = record.get("status")
     if status not in ("done", "failed"):
         status = "running" if owner(folder.path) else "waiting"
+    played, error = row.get("round"), record.get("error")
     return State(
-        status, row.get("round", -1) + 1, row.get("accuracy"), row.get("seconds"), record.get("error")
+        status,
+        rounds=played + 1 if type(played) is int else 0,
+        accuracy=_number(row.get("accuracy")),
+        seconds=_number(row.get("seconds")),
+        error=None if error is None else str(error),
     )
+
+
+def _number(value: object) -> float | None:
+    """A number; anything else in a file is not ours."""
+    return float(value) if isinstance(value, int | float) else None
 
 
 def last_round(path: Path) -> dict[str, Any] | None:

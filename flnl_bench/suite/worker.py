@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from flnl_bench.errors import one_line
 from flnl_bench.recorder.claim import Busy, owner
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.recorder.record import trusted
 from flnl_bench.resolve import Request, prepare
 
 CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
@@ -38,7 +38,7 @@ class Outcome:
 def work(task: Task, parent: int | None = None) -> Outcome:
     """Play a run to its end, from where it is; stop when `parent` is no longer the parent process."""
     try:
-        record = RunFolder(task.folder).read() or {}
+        record = trusted(task.folder) or {}
         if record.get("status") == "done":
             return Outcome("done")
         if record.get("status") == "failed" and not task.retry_failed:
