@@ -119,6 +119,9 @@ class Run:
     def _record(self, device: torch.device, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario
         previous = trusted(folder.path) or {}
+        here = provenance(device)
+        before = [*previous.get("earlier", []), previous["provenance"]] if resumes and previous else []
+        earlier = [about for about in before if about != here]
         return {
             "status": "running",
             "config": self.config.as_dict(),
@@ -129,7 +132,8 @@ class Run:
                 "samples": int(sum(scenario.sizes)),
                 "noise_ratio": scenario.overall if scenario.truth_known else None,
             },
-            "provenance": provenance(device),
+            "provenance": here,
+            **({"earlier": earlier} if earlier else {}),
             "started": previous.get("started", now()),
             "resumed": previous.get("resumed", 0) + resumes,
             "summary": None,

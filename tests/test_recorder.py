@@ -14,6 +14,7 @@ from flnl_methods.fednoro import FedNoRo
 
 from flnl_bench import Beliefs
 from flnl_bench.config import RunConfig
+from flnl_bench.errors import BadInput
 from flnl_bench.files import finite, json_text, replace_file
 from flnl_bench.recorder.beliefs import belief_arrays
 from flnl_bench.recorder.diagnostics import PROBED, Probe, correlation, judge, sieve_scores, truly_noisy
@@ -352,6 +353,27 @@ def test_the_record_says_what_was_run_and_where(run):
     assert about["libraries"]["numpy"] == np.__version__
     assert record["started"] <= record["ended"]
     assert record["summary"] == summarise(run.folder.read_rounds())
+
+
+def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkeypatch):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path)
+    monkeypatch.setattr("flnl_bench.runner.provenance", lambda device: {"numbers": 1, "commit": "old"})
+    with pytest.raises(KeyboardInterrupt):
+        run.play(progress=stop)
+    monkeypatch.setattr("flnl_bench.runner.provenance", lambda device: {"numbers": 1, "commit": "new"})
+    record = run.play()
+    assert (record["provenance"]["commit"], record["resumed"]) == ("new", 1)
+    assert [about["commit"] for about in record["earlier"]] == ["old"]
+
+
+def test_data_that_changed_are_not_taken_for_the_same_run(tmp_path):
+    played(tmp_path)
+    other = toy_scenario(seed=2)
+    with pytest.raises(BadInput, match="--fresh"):
+        played(tmp_path, scenario=other)
 
 
 def test_every_round_has_its_numbers_and_diagnostics(run):
