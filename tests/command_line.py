@@ -74,6 +74,11 @@ def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
 
         return play(self, fresh=fresh, progress=watch)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "play", stopping)
-        return flnl(*arguments)
+    # A background job of a shell ignores Ctrl-C, and so would its tests.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "play", stopping)
+            return flnl(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
