@@ -44,6 +44,7 @@ class Request:
     scenario: Path | None = None  # use this exported scenario
     data_dir: Path | None = None
     out: Path = Path("results/runs")
+    label: str | None = None  # what a suite calls it; changes no number
 
 
 @functools.lru_cache(maxsize=1)
@@ -127,7 +128,7 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
         dataset, config.partition, config.setting, training.clients, request.seed, training.samples
     )
     changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
-    return Run(config, method, dataset, scenario, request.out, changed)
+    return Run(config, method, dataset, scenario, request.out, changed, request.label)
 
 
 def _check_network(training: Training) -> None:

@@ -41,6 +41,7 @@ class Run:
     scenario: Scenario
     out: Path
     changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
+    label: str | None = None  # what a suite calls it, if that is not the method's name
 
     @property
     def folder(self) -> RunFolder:
@@ -126,6 +127,7 @@ class Run:
             "status": "running",
             "config": self.config.as_dict(),
             **({} if self.changed is None else {"changed": dict(self.changed)}),
+            **({} if self.label is None else {"label": self.label}),
             "scenario": {
                 "fingerprint": scenario.fingerprint,
                 "clients": len(scenario.clients),

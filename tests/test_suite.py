@@ -103,6 +103,7 @@ def test_sweeps_are_products_and_ablations_are_single_combinations(tmp_path):
         "fedgr [lambda_b=2.0, lambda_r=0.1]",
         "fedgr [lambda_b=2.0, lambda_r=0.2]",
     ]
+    assert [item.request.label for item in items] == ["fedgr [gentle]", None, None, None, None]
     assert items[0].config.hyperparameters["refine"] is False
     assert items[4].config.hyperparameters["lambda_r"] == 0.2
 

@@ -54,6 +54,8 @@ def make_grid(
     """
     registry = registry or default_registry()
     methods = list(_methods(suite, registry))
+    # The values of a sweep name themselves, and its default values are the method's own run.
+    ablations = {f"{v.method} [{v.name}]" for v in suite.variations if not v.sweep}
     items: dict[Path, Item] = {}
     for dataset, seed, partition, setting in itertools.product(
         suite.datasets, suite.seeds, suite.partitions, suite.settings
@@ -71,6 +73,7 @@ def make_grid(
                 changes=changes,
                 data_dir=data_dir,
                 out=out,
+                label=label if label in ablations else None,
             )
             config, _ = describe(request, registry, device=device)
             item = Item(label, request, config)
