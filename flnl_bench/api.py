@@ -82,6 +82,7 @@ class Client:
     batch_rng: np.random.Generator  # order of the examples: the same for every method
     bind: Callable[[Weights], Model]  # a frozen model that shares memory with other weights
     map: Callable[..., Any]  # map(fn, views=("plain",)): fn(batch) over its examples in order, no gradient
+    held: dict[str, Tensor] = field(default_factory=dict)  # set by `loss`: flags of parts that skip this step
     scratch: dict[str, Any] = field(default_factory=dict)  # for this round only, e.g. a teacher's logits
 
     @property

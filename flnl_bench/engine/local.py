@@ -102,7 +102,7 @@ class Workbench:
         client = self._client(task)
         self._load(task.weights, client.state)
         method.on_receive(model, client)
-        optimiser = self.optimiser.start(model.parameters())
+        optimiser = self.optimiser.start(model.named_parameters())
         total = torch.zeros((), device=self.shards.device)
         count = 0
         model.train()
@@ -112,7 +112,7 @@ class Workbench:
                 optimiser.zero_grad()
                 loss = method.loss(model, batch, client).mean()
                 loss.backward()
-                optimiser.step()
+                optimiser.step(client.held)
                 method.on_step(model, client)
                 total += loss.detach()
                 count += 1

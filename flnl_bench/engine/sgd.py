@@ -6,7 +6,7 @@ torch._dynamo, which takes longer than importing torch, and its wrappers cost a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,36 +21,47 @@ class Optimiser:
     momentum: float
     weight_decay: float
 
-    def start(self, parameters: Iterable[nn.Parameter]) -> SGD:
-        """An SGD with empty momentum."""
-        return SGD(list(parameters), self)
+    def start(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> SGD:
+        """An SGD with empty momentum over named parameters."""
+        return SGD(dict(parameters), self)
 
 
 class SGD:
     """One client's optimiser; parameters without a gradient are left alone."""
 
-    def __init__(self, parameters: list[nn.Parameter], settings: Optimiser) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], settings: Optimiser) -> None:
         self.parameters, self.settings = parameters, settings
-        self._momenta: dict[int, Tensor] = {}
+        self._momenta: dict[str, Tensor] = {}
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        for parameter in self.parameters:
+        for parameter in self.parameters.values():
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """w ← w − lr·v with v ← momentum·v + g + weight decay·w."""
-        live: list[Tensor] = [p for p in self.parameters if p.grad is not None]
+    def step(self, held: Mapping[str, Tensor] | None = None) -> None:
+        """w ← w − lr·v with v ← momentum·v + g + weight decay·w.
+
+        Args:
+            held: flags by top-level part of the model; a part whose flag is set keeps w and v. The flag is
+                read on the device, so nothing waits for it.
+        """
+        live = {name: p for name, p in self.parameters.items() if p.grad is not None}
+        for part, flag in (held or {}).items():
+            mine = {name: live.pop(name) for name in list(live) if name.split(".")[0] == part}
+            self._move(mine, flag.to(torch.float32))
+        self._move(live, None)
+
+    def _move(self, live: Mapping[str, nn.Parameter], hold: Tensor | None) -> None:
         if not live:
             return
         momenta: list[Tensor] = []
         if self.settings.momentum:
             # A buffer of zeros makes the first step like any other.
-            momenta = [self._momenta.setdefault(id(p), torch.zeros_like(p)) for p in live]
+            momenta = [self._momenta.setdefault(name, torch.zeros_like(p)) for name, p in live.items()]
         torch._fused_sgd_(
-            live,
-            [p.grad for p in live if p.grad is not None],
+            list(live.values()),
+            [p.grad for p in live.values() if p.grad is not None],
             momenta,
             weight_decay=self.settings.weight_decay,
             momentum=self.settings.momentum,
@@ -59,4 +70,5 @@ class SGD:
             nesterov=False,
             maximize=False,
             is_first_step=False,
+            found_inf=hold,
         )

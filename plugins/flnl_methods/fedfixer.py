@@ -18,10 +18,8 @@ Unconfirmed: the values of β, λ and T_w; here they are choices.
 Symbols: w global model, θ_k personal model, K_w / K_θ what they keep, β weight of the confidence
 regulariser, pr label prior, λ weight of the distance regulariser.
 
-Where nothing is kept in a batch, the whole loss of that model is zero, distance included. SGD still takes
-its step with a zero gradient: velocity from earlier steps is spent one step early, and weight decay
-acts. To undo the move of the weights would lose that velocity, and to know in advance would make every
-step wait for the device.
+Where nothing is kept for a model in a batch, that model takes no step: no distance, no weight decay, and
+its velocity waits.
 """
 
 from __future__ import annotations
@@ -109,6 +107,7 @@ class FedFixer(Method):
         z_w, z_theta, y = shared(batch.x), personal(batch.x), batch.y
         k_w, k_theta = (self.keep(z.detach(), y, client.round, client.terms) for z in (z_w, z_theta))
         client.state["kept"][batch.index] = torch.stack((k_w, k_theta), dim=1)
+        client.held.update({"personal": ~k_w.any(), "global": ~k_theta.any()})
         beta, prior = self.beta(client.round, client.terms), client.state["prior"]
         l_theta = confident_loss(z_theta, y, prior, beta)
         if self.distance:
