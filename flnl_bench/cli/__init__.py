@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +13,7 @@ import typer
 from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
 from flnl_bench.cli.console import note
 from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.signals import terminate_as_interrupt
 
 BAD_INPUT, MISSING_DATA, INTERRUPTED = 2, 3, 130
 
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks
-    with _terminate_as_interrupt():
+    with terminate_as_interrupt():
         sys.exit(_execute(arguments))
 
 
@@ -92,17 +91,3 @@ def usage_line(error: typer.TyperException) -> str:
     text = text.partition(", unable to parse")[0]  # pydantic says everything twice
     context: Any = getattr(error, "ctx", None)
     return f"{text} (see {context.command_path} --help)" if context else text
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """A job scheduler's SIGTERM is treated like Ctrl-C."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

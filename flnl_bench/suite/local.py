@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from flnl_bench.signals import terminate_as_interrupt
 from flnl_bench.suite.conduct import task_of
 from flnl_bench.suite.grid import Item
-from flnl_bench.suite.worker import Outcome, stopping_on_terminate, work
+from flnl_bench.suite.worker import Outcome, work
 
 
 def slots(jobs: int | None, device: str, runs_per_gpu: int) -> tuple[int, list[str]]:
@@ -121,6 +122,6 @@ def _serve(connection: Connection, parent: int, gpu: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     with contextlib.suppress(OSError, ValueError):
         os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
-    with stopping_on_terminate(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+    with terminate_as_interrupt(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             connection.send(work(connection.recv(), parent))

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.errors import BadInput
+from flnl_bench.signals import terminate_as_interrupt
 from flnl_bench.suite.conduct import task_of
 from flnl_bench.suite.grid import Item
-from flnl_bench.suite.worker import Outcome, Task, stopping_on_terminate, work
+from flnl_bench.suite.worker import Outcome, Task, work
 
 CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, to try it without Slurm
 
@@ -101,7 +102,7 @@ class OnSlurm:
 
 def play_job(task: Task) -> Outcome:
     """One task of the array; submitit itself would ignore SIGTERM."""
-    with stopping_on_terminate():
+    with terminate_as_interrupt():
         return work(task)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from flnl_bench.errors import one_line
 from flnl_bench.recorder.claim import Busy, owner
@@ -61,17 +59,3 @@ def work(task: Task, parent: int | None = None) -> Outcome:
 def _check_parent(_: Mapping[str, Any], parent: int | None) -> None:
     if parent is not None and os.getppid() != parent:
         raise KeyboardInterrupt  # killed: the next call must not find us still at work
-
-
-@contextlib.contextmanager
-def stopping_on_terminate() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C would."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
