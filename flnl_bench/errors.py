@@ -14,10 +14,11 @@ class MissingData(RuntimeError):
     """A data set is not on this machine and could not be fetched (exit code 3)."""
 
 
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+def one_line(error: BaseException, limit: int = 160) -> str:
+    """The kind of an error and the first line of what it says, shortened."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    text = ": ".join([type(error).__name__, *lines[:1]])
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def unknown(what: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:

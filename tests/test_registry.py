@@ -80,7 +80,7 @@ def test_methods_come_with_their_plugin_and_distribution(load):
     [
         (ImportError("no module named 'jax'\nand more"), "ImportError: no module named 'jax'"),
         (SyntaxError("bad"), "SyntaxError: bad"),
-        (RuntimeError(), "RuntimeError: "),
+        (RuntimeError(), "RuntimeError"),
     ],
 )
 def test_a_plugin_that_fails_to_import_is_reported_and_the_others_stay(load, error, said):

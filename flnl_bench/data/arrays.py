@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.data.root import one_line
-from flnl_bench.errors import BadInput
+from flnl_bench.errors import BadInput, one_line
 
 UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 

@@ -14,8 +14,8 @@ import numpy as np
 from flnl_bench.data.class_maps import CLOTHING1M
 from flnl_bench.data.dataset import Augmentation, Dataset
 from flnl_bench.data.folder import open_image
-from flnl_bench.data.root import HOW_TO_POINT, one_line
-from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.data.root import HOW_TO_POINT
+from flnl_bench.errors import BadInput, MissingData, one_line
 
 SIDE = 256  # stored side; the network sees a crop of 224
 CHUNK = 256  # images between two reports of progress

@@ -15,8 +15,8 @@ import numpy as np
 from flnl_bench.data import class_maps
 from flnl_bench.data.arrays import as_images, as_labels, read_npz
 from flnl_bench.data.dataset import Augmentation, Dataset
-from flnl_bench.data.root import HOW_TO_POINT, one_line
-from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.data.root import HOW_TO_POINT
+from flnl_bench.errors import BadInput, MissingData, one_line
 
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 TIMEOUT = 10.0  # seconds without an answer before a download is given up

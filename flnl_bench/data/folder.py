@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flnl_bench.data.root import one_line
 from flnl_bench.data.split import stratified_split
-from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.errors import BadInput, MissingData, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,8 +10,8 @@ import numpy as np
 from flnl_bench.data.arrays import as_labels, read_npz
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.data.downloads import load_download
-from flnl_bench.data.root import HOW_TO_POINT, one_line
-from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.data.root import HOW_TO_POINT
+from flnl_bench.errors import BadInput, MissingData, one_line
 
 
 @dataclass(frozen=True)

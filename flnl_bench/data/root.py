@@ -16,9 +16,3 @@ def data_root(data_dir: str | Path | None = None) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("flnl-bench"))
-
-
-def one_line(error: BaseException, limit: int = 160) -> str:
-    """An error of a library as a short piece of one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"

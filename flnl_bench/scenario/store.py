@@ -17,8 +17,7 @@ import numpy as np
 
 from flnl_bench.data.arrays import UNREADABLE, read_npz
 from flnl_bench.data.dataset import Dataset
-from flnl_bench.data.root import one_line
-from flnl_bench.errors import BadInput
+from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import json_text, replace_file
 from flnl_bench.scenario.describe import describe, summarise
 from flnl_bench.scenario.scenario import Scenario
