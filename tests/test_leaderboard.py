@@ -89,9 +89,38 @@ def test_uneven_seeds_give_an_average_without_deviation(tmp_path):
 
 
 def test_the_paper_s_six_settings_are_averaged_where_the_table_has_any():
-    assert scored(["real", "sym-0.3", "clean", *reversed(NOISY)]) == list(NOISY)
-    assert scored(["clean", "sym-0.3", "asym-0.3"]) == ["sym-0.3", "asym-0.3"]
-    assert scored(["clean"]) == ["clean"]
+    assert scored([["real", "sym-0.3", "clean", *reversed(NOISY)]]) == list(NOISY)
+    assert scored([["clean", "sym-0.3", "asym-0.3"]]) == ["sym-0.3", "asym-0.3"]
+    assert scored([["clean"]]) == ["clean"]
+
+
+# Cells of the rows that have all of a set, by hand: the largest number wins.
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["abc", "ab", "ab"], "ab"),  # 3 × 2 = 6 against 1 × 3: one row has a setting more
+        (["abc", "abc", "a"], "abc"),  # 2 × 3 = 6 against 3 × 1: one row has just begun
+        (["abc", "a"], "abc"),  # 3 against 2
+        (["abc", "ab"], "ab"),  # 4 against 3
+        (["abc", "abd"], "ab"),  # 2 × 2 that they share, against 1 × 3
+        (["ab", "cd"], "ab"),  # 2 each: the first in order
+        (["ab", "b", "b"], "b"),  # 3 against 2
+    ],
+)
+def test_one_row_more_or_less_complete_takes_the_average_from_no_other(rows, expected):
+    names = dict(zip("abcd", NOISY, strict=False))
+    assert scored([names[letter] for letter in row] for row in rows) == [names[letter] for letter in expected]
+
+
+def test_a_setting_that_one_method_has_is_left_out_of_average_and_rank_and_said(tmp_path):
+    write_grid(tmp_path, {**GRID, "fedgr": {**GRID["fedgr"], "mixed-1.0": (99.0, 99.0, 99.0)}})
+    table = table_of(tmp_path)
+    assert table.scored == ["sym-1.0", "asym-1.0"]
+    assert [row.average.mean for row in table.rows] == [41.0, 45.0, 78.0]  # as without mixed-1.0
+    assert [row.rank for row in table.rows] == [2.75, 2.25, 1.0]
+    notes = main_sheet(table).notes
+    assert "Avg: mean over sym-1.0, asym-1.0." in notes
+    assert "Not in Avg and rank: mixed-1.0 (in 1 of 3 rows)." in notes
 
 
 # -- ranks and marks ---------------------------------------------------------------------------------
@@ -108,7 +137,7 @@ def test_ranks_agree_with_scipy(values):
 
 def test_what_prints_equal_ties():
     assert rank_column([50.001, 50.004, 10.0]) == [1.5, 1.5, 3.0]
-    assert mark_column([50.001, 50.004, 10.0]) == [BEST, BEST, SECOND]
+    assert mark_column([(50.001, 3), (50.004, 3), (10.0, 3)]) == [BEST, BEST, SECOND]
 
 
 def test_best_and_second_of_each_column_are_marked(table):
@@ -120,7 +149,27 @@ def test_best_and_second_of_each_column_are_marked(table):
         "fedprox": [BEST, SECOND, SECOND, SECOND, SECOND],
         "fedgr": ["", BEST, BEST, BEST, BEST],
     }
-    assert mark_column([None, 3.0]) == ["", ""]  # nothing to compare with
+    assert mark_column([None, (3.0, 1)]) == ["", ""]  # nothing to compare with
+
+
+def test_only_numbers_over_the_most_seeds_of_a_column_can_be_best_or_second(tmp_path):
+    fewer = {"clean": (99.0,), "sym-1.0": (99.0, 99.0, 99.0), "asym-1.0": (99.0, 99.0)}
+    write_grid(tmp_path, {**GRID, "fedcorr": fewer})
+    sheet = main_sheet(table_of(tmp_path))
+    entries = {line.label: line.entries for line in sheet.lines}
+    assert [entry.number for entry in entries["fedcorr"]] == ["99.00"] * 4 + ["1.00"]
+    assert [entry.mark for entry in entries["fedcorr"]] == ["", BEST, "", "", ""]
+    assert [entry.fewer for entry in entries["fedcorr"]] == [1, None, 2, 2, 2]
+    assert [entry.mark for entry in entries["fedgr"]] == ["", SECOND, BEST, BEST, BEST]
+    assert [entry.mark for entry in entries["fedprox"]] == [BEST, "", SECOND, SECOND, SECOND]
+    assert any("only numbers over the most seeds can be best or second" in note for note in sheet.notes)
+
+
+def test_a_column_whose_cells_all_have_fewer_seeds_than_others_still_has_its_best(tmp_path):
+    write_grid(tmp_path, {"fedavg": {"clean": (90.0,), "sym-1.0": (20.0, 22.0)}}, seeds=(1, 13))
+    write_grid(tmp_path, {"fedgr": {"clean": (80.0,), "sym-1.0": (70.0, 74.0)}}, seeds=(1, 13))
+    first = main_sheet(table_of(tmp_path)).lines[0].entries[0]
+    assert (first.mark, first.fewer) == (BEST, 1)
 
 
 # -- order -------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_cells_with_fewer_seeds_are_marked(tmp_path):
     write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0, 40.0)}, "fedgr": {"sym-1.0": (50.0, 51.0)}})
     out = flnl("leaderboard", tmp_path).out
     assert "50.50 ± 0.71†2" in out
-    assert "†n: over n seeds only, where others have 3." in out
+    assert "†n: over n seeds only, where others have 3; in a column, " in out
     assert "over 3 seeds (1, 13, 42)" in out
 
 

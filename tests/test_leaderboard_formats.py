@@ -17,8 +17,8 @@ from flnl_bench.cli.leaderboard import FORMATS
 
 GRID = {
     "fedavg": {"clean": (90.0, 92.0), "sym-1.0": (20.0, 22.0), "asym-1.0": (60.0, 62.0)},
-    "fedgr": {"clean": (80.0, 82.0), "sym-1.0": (70.0, 74.0)},
-    "my_method": {"sym-1.0": (10.0,)},
+    "fedgr": {"clean": (80.0, 82.0), "sym-1.0": (70.0, 74.0), "asym-1.0": (50.0, 52.0)},
+    "my_method": {"sym-1.0": (99.0,)},
 }
 
 
@@ -36,9 +36,11 @@ def test_markdown(folder):
     assert table == [
         "| method | clean | sym-1.0 | asym-1.0 | Avg | rank |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
-        "| fedavg | **91.00 ± 1.41** | <u>21.00 ± 1.41</u> | 61.00 ± 1.41 | 41.00 ± 1.41 | 1.00 |",
-        "| fedgr | <u>81.00 ± 1.41</u> | **72.00 ± 2.83** |  |  |  |",
-        "| my\\_method |  | 10.00 †1 |  |  |  |",
+        "| fedavg | **91.00 ± 1.41** | <u>21.00 ± 1.41</u> | **61.00 ± 1.41** | <u>41.00 ± 1.41</u> "
+        "| **1.50** |",
+        "| fedgr | <u>81.00 ± 1.41</u> | **72.00 ± 2.83** | <u>51.00 ± 1.41</u> | **61.50 ± 2.12** "
+        "| **1.50** |",
+        "| my\\_method |  | 99.00 †1 |  |  |  |",
     ]
     assert "mean ± sample standard deviation (ddof 1) over 2 seeds (1, 13)" in out
 
@@ -49,8 +51,8 @@ def test_latex_is_a_booktabs_table(folder):
     assert r"\textbf{72.00{\scriptsize\,$\pm$\,2.83}}" in out
     assert r"\underline{21.00{\scriptsize\,$\pm$\,1.41}}" in out
     assert r"my\_method" in out
-    assert r"10.00$^{\dagger 1}$" in out
-    assert r"$+$51.00" in out
+    assert r" & 99.00$^{\dagger 1}$" in out
+    assert r"$+$20.50" in out
     assert out.isascii()
     assert out.count("\\begin") == out.count("\\end") == 4
     for row in re.findall(r"\\midrule\n(.*?)\\bottomrule", out, re.DOTALL):
@@ -130,6 +132,32 @@ def test_json_is_one_document_with_everything(folder):
     assert table["paper"]["comparable"] is False
     assert table["rows"][1]["against"]["wins"] == 2
     assert set(table["scenarios"]["clean"]) == {"1", "13"}
+
+
+# The highest number of sym-1.0 is over one seed of two: it is marked as such, and never as the best.
+@pytest.mark.parametrize(
+    ("name", "best", "second", "fewer"),
+    [
+        ("md", "| **72.00 ± 2.83** |", "| <u>21.00 ± 1.41</u> |", "| 99.00 †1 |"),
+        ("latex", r"\textbf{72.00{", r"\underline{21.00{", r"& 99.00$^{\dagger 1}$"),
+        ("html", "<b>72.00 ", "<u>21.00 ", ">99.00<sup>†1</sup>"),
+        ("csv", ",72.0,2.8284271247461903,2,1 13,best,", ",21.0,1.4142135623730951,2,1 13,second,", ",1,1,,"),
+        ("table", "\x1b[1m72.00", "\x1b[4m21.00", " 99.00†1"),
+    ],
+)
+def test_a_cell_with_fewer_seeds_is_never_the_best(folder, monkeypatch, name, best, second, fewer):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = flnl("leaderboard", folder, "--format", name).out
+    for text in (best, second, fewer):
+        assert out.count(text) == 1
+
+
+def test_json_names_the_marks_of_each_row(folder):
+    rows = flnl("leaderboard", folder, "--format", "json").json["tables"][0]["rows"]
+    assert [row["marks"].get("sym-1.0") for row in rows] == ["second", "best", None]
+    assert [row["marks"].get("Avg") for row in rows] == ["second", "best", None]
+    assert [row["marks"].get("rank") for row in rows] == ["best", "best", None]
 
 
 @pytest.mark.parametrize("width", [160, 80, 60, 30])

@@ -34,8 +34,21 @@ def setting_key(name: str) -> tuple[int, int, str]:
     return (1, kinds[-1] if kinds else len(_KINDS), name)
 
 
-def scored(settings: Iterable[str]) -> list[str]:
-    """The settings that Avg and rank are over: of the paper's six, else all noisy ones, else all."""
-    present = sorted(settings, key=setting_key)
-    six = [name for name in present if name in NOISY]
-    return six or [name for name in present if name != "clean"] or present
+def scored(rows: Iterable[Iterable[str]]) -> list[str]:
+    """The settings that Avg and rank are over, from the settings of each row.
+
+    Of the sets of noisy settings that a row has or two rows share, it is the one whose complete rows hold
+    the most cells: so a row with a setting more, or with few of them, takes the average from no other.
+    If some of the paper's settings are in it, those alone count.
+    """
+    noisy = [frozenset(row) - {"clean"} for row in rows]
+    if not any(noisy):
+        return ["clean"]
+
+    def order(names: frozenset[str]) -> tuple[int, int, list[tuple[int, int, str]]]:
+        complete = sum(names <= row for row in noisy)
+        return -complete * len(names), -len(names), sorted(map(setting_key, names))
+
+    shared = {one & other for one in set(noisy) for other in set(noisy)}
+    chosen = min(shared, key=order)
+    return sorted(chosen & set(NOISY) or chosen, key=setting_key)

@@ -13,13 +13,13 @@ from flnl_bench.files import json_text
 from flnl_bench.leaderboard.against import Comparison
 from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols, unlike_paper
 from flnl_bench.leaderboard.runs import Found
-from flnl_bench.leaderboard.table import Cell, Row, Table
+from flnl_bench.leaderboard.table import Cell, Row, Table, marks
 from flnl_bench.leaderboard.versus import comparisons
 from flnl_bench.leaderboard.words import notes_of
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
 _ROW = ("method", "label", "hyperparameters")
-_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "rank")
+_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "mark", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
 _VERSUS = ("against", *(f.name for f in dataclasses.fields(Comparison)))
 
@@ -59,7 +59,13 @@ def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, An
         text, comparable = protocols(table)
         made["paper"] = {"protocols": text, "comparable": comparable, "not_beside": unlike_paper(table)}
     found = comparisons(table, against) if against else {}
-    made["rows"] = [_row_object(table, row, paper, found.get(row.label)) for row in table.rows]
+    made["rows"] = [
+        {
+            **_row_object(table, row, paper, found.get(row.label)),
+            "marks": {column: mark for column, mark in marked.items() if mark},
+        }
+        for row, marked in zip(table.rows, marks(table), strict=True)
+    ]
     return made
 
 
@@ -95,14 +101,14 @@ def as_csv(tables: Sequence[Table], *, paper: bool, against: str | None) -> str:
     writer.writeheader()
     for table in tables:
         found = comparisons(table, against) if against else {}
-        for row in table.rows:
+        for row, marked in zip(table.rows, marks(table), strict=True):
             theirs = paper_cells(table, row) if paper else {}
-            writer.writerows(_csv_lines(table, row, theirs))
+            for line in _csv_lines(table, row, theirs):
+                writer.writerow({**line, "mark": marked[line["setting"]]})
             versus = found.get(row.label)
             average = _csv_line(table, row, "avg", row.average, paper_average(theirs, table.scored))
-            writer.writerow(
-                {**average, **({"against": against, **dataclasses.asdict(versus)} if versus else {})}
-            )
+            compared = {"against": against, **dataclasses.asdict(versus)} if versus else {}
+            writer.writerow({**average, "mark": marked["Avg"], **compared})
     return out.getvalue()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.leaderboard.paper import paper_average, paper_cells, protocols, unlike_paper
-from flnl_bench.leaderboard.table import Cell, Row, Table, mark_column
+from flnl_bench.leaderboard.table import Cell, Row, Table, marks
 from flnl_bench.leaderboard.words import about_table, notes_of
 
 LEGEND = "Best in bold, second underlined."
@@ -50,13 +50,11 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
     """The table of accuracies."""
     averaged = len(table.scored) > 1
     columns = [*table.settings, *(["Avg"] if averaged else []), "rank"]
-    marks = _marks(table, averaged)
     lines: list[Line] = []
-    for place, row in enumerate(table.rows):
+    for row, marked in zip(table.rows, marks(table), strict=True):
         cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
-        entries = [_entry(cells.get(name), marks[name][place], table.seeds) for name in columns[:-1]]
-        rank = Entry("" if row.rank is None else f"{row.rank:.2f}", mark=marks["rank"][place])
-        lines.append(Line(row.label, [*entries, rank]))
+        entries = [_entry(cells.get(name), marked[name], table.seeds) for name in columns[:-1]]
+        lines.append(Line(row.label, [*entries, _rank(row, marked["rank"], table.seeds)]))
         if paper:
             lines += _paper_lines(table, row, columns[:-1])
     about, alarm = about_table(table), None
@@ -73,15 +71,10 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
     return Sheet(table.protocol.title, columns, lines, about, alarm, LEGEND, notes)
 
 
-def _marks(table: Table, averaged: bool) -> Mapping[str, list[str]]:
-    columns: dict[str, list[float | None]] = {
-        name: [row.cells[name].mean if name in row.cells else None for row in table.rows]
-        for name in table.settings
-    }
-    if averaged:
-        columns["Avg"] = [row.average.mean if row.average else None for row in table.rows]
-    columns["rank"] = [None if row.rank is None else -row.rank for row in table.rows]
-    return {name: mark_column(values) for name, values in columns.items()}
+def _rank(row: Row, mark: str, seeds: int) -> Entry:
+    if row.rank is None:
+        return Entry()
+    return Entry(f"{row.rank:.2f}", mark=mark, fewer=row.seeds if row.seeds < seeds else None)
 
 
 def _entry(cell: Cell | None, mark: str = "", seeds: int = 0) -> Entry:

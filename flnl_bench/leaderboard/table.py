@@ -37,9 +37,12 @@ class Row:
     average: Cell | None  # over the scored settings, if the row has all of them
     ranks: Mapping[str, float]  # by setting, among the rows that have all scored settings
     rank: float | None  # the mean of these
-    changed: (
-        Mapping[str, Any] | None
-    )  # hyper-parameters not as the preset has them; None: the runs do not say
+    changed: Mapping[str, Any] | None  # hyper-parameters not as the preset has them; None: not said
+
+    @property
+    def seeds(self) -> int:
+        """The seeds behind Avg and rank: the fewest of the scored cells."""
+        return self.average.count if self.average else 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Table:
 def make_table(group: Group, metric: str) -> Table:
     """The table of a group of runs."""
     settings = sorted({name for line in group.lines for name in line.cells}, key=setting_key)
-    over = scored(settings)
+    over = scored(line.cells for line in group.lines)
     cells = [_cells(line, metric) for line in group.lines]
     averages = [_average(row, over) for row in cells]
     ranks = _ranks(cells, over)
@@ -139,9 +142,25 @@ def rank_column(means: Sequence[float]) -> list[float]:
     return [1 + sum(o > m for o in shown) + (shown.count(m) - 1) / 2 for m in shown]
 
 
-def mark_column(values: Sequence[float | None]) -> list[str]:
-    """BEST for the highest, SECOND for the next; nothing in a column of one number."""
-    shown = [None if value is None else round(value, DIGITS) for value in values]
+def marks(table: Table) -> list[dict[str, str]]:
+    """BEST and SECOND in each row, by column: the settings, Avg and rank."""
+    columns: dict[str, list[tuple[float, int] | None]] = {
+        name: [(cell.mean, cell.count) if (cell := row.cells.get(name)) else None for row in table.rows]
+        for name in table.settings
+    }
+    columns["Avg"] = [(row.average.mean, row.average.count) if row.average else None for row in table.rows]
+    columns["rank"] = [(-row.rank, row.seeds) if row.rank else None for row in table.rows]
+    marked = {name: mark_column(numbers) for name, numbers in columns.items()}
+    return [{name: marked[name][place] for name in columns} for place in range(len(table.rows))]
+
+
+def mark_column(numbers: Sequence[tuple[float, int] | None]) -> list[str]:
+    """BEST for the highest, SECOND for the next, of numbers with their counts of seeds.
+
+    Only those over the most seeds compete; if that is one number, nothing is marked.
+    """
+    most = max((number[1] for number in numbers if number), default=0)
+    shown = [round(number[0], DIGITS) if number and number[1] == most else None for number in numbers]
     places = sorted({value for value in shown if value is not None}, reverse=True)
     if sum(value is not None for value in shown) < 2:
         return [""] * len(shown)

@@ -34,9 +34,15 @@ def notes_of(table: Table, *, paper: bool = False) -> list[str]:
     if len(over) > 1:
         notes.append(f"Avg: mean over {six}.")
     notes.append(f"Rank: mean rank over {six} (1 is best), among the rows that have all of them.")
+    if left_out := [name for name in table.settings if name not in (*over, "clean")]:
+        told = ", ".join(f"{name} (in {_having(table, name)} rows)" for name in left_out)
+        notes.append(f"Not in {'Avg and rank' if len(over) > 1 else 'the rank'}: {told}.")
     counts = {cell.count for row in table.rows for cell in row.cells.values()}
     if len(counts) > 1:
-        notes.append(f"†n: over n seeds only, where others have {table.seeds}.")
+        notes.append(
+            f"†n: over n seeds only, where others have {table.seeds}; in a column, only numbers over the "
+            "most seeds can be best or second."
+        )
     if len(table.seed_sets) > 1:
         notes.append(f"Cells have different seeds: {seed_sets(table)}.")
     if table.imported:
@@ -45,6 +51,10 @@ def notes_of(table: Table, *, paper: bool = False) -> list[str]:
     if paper:
         notes.append("The paper's ± is as printed; its Avg is computed from its row.")
     return notes
+
+
+def _having(table: Table, setting: str) -> str:
+    return f"{sum(setting in row.cells for row in table.rows)} of {len(table.rows)}"
 
 
 def seed_sets(table: Table) -> str:
