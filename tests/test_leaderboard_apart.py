@@ -209,11 +209,13 @@ def test_numbers_that_cannot_be_are_not_counted(tmp_path, change, why):
 
 def test_only_finished_runs_count(tmp_path):
     write_run(tmp_path, seed=1)
-    for seed, status in enumerate(("running", "interrupted", "failed"), start=2):
+    for seed, status in enumerate(("running", "interrupted", "failed", "failed"), start=2):
         write_run(tmp_path, seed=seed, status=status)
     (table,), warnings = board(tmp_path)
     assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 1
-    assert warnings == ["flnl-bench: 3 unfinished runs are not counted"]
+    assert warnings == ["flnl-bench: runs that are not counted: 2 failed, 1 interrupted, 1 running or killed"]
+    unfinished = flnl("leaderboard", tmp_path, "--format", "json").json["unfinished"]
+    assert sorted(unfinished.values()) == ["failed", "failed", "interrupted", "running"]
 
 
 def test_many_bad_files_do_not_flood_the_terminal(tmp_path):

@@ -84,9 +84,11 @@ def test_a_part_of_a_results_folder_is_exported_with_its_full_place(theirs, tmp_
 
 def test_unfinished_and_torn_runs_stay_at_home(theirs, tmp_path):
     write_run(theirs, seed=2, status="running")
+    write_run(theirs, seed=4, status="failed")
     short = write_run(theirs, seed=3)  # without rounds.jsonl
     done = flnl("results", "export", theirs, "-o", tmp_path / "some.zip", "--json")
-    assert (done.json["runs"], done.json["unfinished"]) == (2, 1)
+    assert (done.json["runs"], done.json["unfinished"]) == (2, {"running": 1, "failed": 1})
+    assert done.errors[-1] == "flnl-bench: runs that are not exported: 1 failed, 1 running or killed"
     assert any(f"{short}: rounds.jsonl does not hold all rounds" in line for line in done.errors)
     assert not any("checkpoint" in name for name in zipfile.ZipFile(tmp_path / "some.zip").namelist())
 

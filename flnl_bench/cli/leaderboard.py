@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from flnl_bench.cli.console import note, stdout
 from flnl_bench.cli.options import flag, option
-from flnl_bench.cli.results import Folder, check_folder, warn_files
+from flnl_bench.cli.results import Folder, check_folder, note_unfinished, warn_files
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
 
@@ -90,8 +91,7 @@ def make_tables(
     check_folder(folder)
     found = read_runs(folder)
     warn_files(found.problems)
-    if found.unfinished:
-        note(f"{len(found.unfinished)} unfinished runs are not counted")
+    note_unfinished(Counter(found.unfinished.values()), "counted")
     if not found.runs:
         raise BadInput(f"there is no finished run below {folder}")
     groups, warnings = group(_chosen(found.runs, datasets, presets))

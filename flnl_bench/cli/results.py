@@ -34,8 +34,7 @@ def export_results(
     check_folder(folder)
     done = export(folder, output)
     warn_files(done.left_out)
-    if done.unfinished:
-        note(f"{done.unfinished} unfinished runs are not exported")
+    note_unfinished(done.unfinished, "exported")
     if as_json:
         print_json({"file": str(output), "runs": done.runs, "unfinished": done.unfinished})
     else:
@@ -64,6 +63,14 @@ def check_folder(folder: Path) -> None:
     """An error that says what to do if there are no results."""
     if not folder.is_dir():
         raise BadInput(f"there is no results folder {folder} (`flnl-bench run` makes results/runs)")
+
+
+def note_unfinished(counts: Mapping[str, int], what: str) -> None:
+    """One line about runs that are not done: those that failed are not those that may go on."""
+    if counts:
+        names = {"running": "running or killed"}  # a run that was killed cannot say so
+        texts = [f"{count} {names.get(status, status)}" for status, count in sorted(counts.items())]
+        note(f"runs that are not {what}: {', '.join(texts)}")
 
 
 def warn_files(problems: Mapping[Path, str], before: str = "not counted: ") -> None:

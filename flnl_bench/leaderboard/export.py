@@ -7,6 +7,7 @@ import datetime
 import os
 import re
 import zipfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ class Exported:
 
     runs: int = 0
     left_out: dict[Path, str] = field(default_factory=dict)
-    unfinished: int = 0
+    unfinished: dict[str, int] = field(default_factory=dict)  # how many of each status
 
 
 def export(folder: Path, file: Path) -> Exported:
     """Write all finished runs below a folder into a zip file."""
     found = read_runs(folder)
-    done = Exported(left_out=dict(found.problems), unfinished=len(found.unfinished))
+    done = Exported(left_out=dict(found.problems), unfinished=Counter(found.unfinished.values()))
     partial = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         _write(partial, found, done)

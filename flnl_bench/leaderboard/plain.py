@@ -34,7 +34,7 @@ def as_json(
         "tables": [as_object(table, paper=paper, against=against) for table in tables],
         "warnings": list(warnings),
         "not_counted": {str(path): why for path, why in found.problems.items()},
-        "unfinished": [str(path) for path in found.unfinished],
+        "unfinished": {str(path): status for path, status in found.unfinished.items()},
     }
     return json_text(document, indent=2) + "\n"
 

@@ -47,7 +47,7 @@ class Found:
     """What a results folder holds."""
 
     runs: list[Run] = field(default_factory=list)
-    unfinished: list[Path] = field(default_factory=list)
+    unfinished: dict[Path, str] = field(default_factory=dict)  # by status: running, interrupted, failed
     problems: dict[Path, str] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ def read_runs(folder: Path) -> Found:
             if record["status"] == "done":
                 found.runs.append(parse(record, path.parent))
             else:
-                found.unfinished.append(path.parent)
+                found.unfinished[path.parent] = record["status"]
         except ValueError as problem:
             found.problems[path] = str(problem)
     return found
