@@ -46,14 +46,20 @@ def suite_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(suite_file, tmp_path_factory):
-    """The rounds of every run of an unbroken suite of two workers, by folder."""
+def unbroken(suite_file, tmp_path_factory):
+    """The results folder of an unbroken suite of two workers."""
     out = tmp_path_factory.mktemp("whole")
     done = flnl("suite", suite_file, "--jobs", 2, "--out", out, "--json")
     assert done.json["counts"] == {"done": RUNS, "running": 0, "waiting": 0, "failed": 0}
     assert sum("done, last accuracy" in line for line in done.errors) == RUNS
     assert not list(out.rglob(".claim"))
-    return all_rounds(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(unbroken):
+    """The rounds of every run of an unbroken suite, by folder."""
+    return all_rounds(unbroken)
 
 
 class Inline:
@@ -92,13 +98,22 @@ def all_rounds(out):
     return {str(file.parent.relative_to(out)): rounds_of(file.parent) for file in out.rglob("run.json")}
 
 
+def leaderboard(out):
+    """All digits of the table, and its notes; no paths and no times."""
+    board = flnl("leaderboard", out, "--against", "fedavg", "--format", "json").json
+    return board["tables"], flnl("leaderboard", out, "--against", "fedavg", "--format", "csv").out
+
+
 def records(out):
     return {file.parent: json.loads(file.read_text()) for file in out.rglob("run.json")}
 
 
 def start(*arguments):
     """`flnl-bench ARGUMENTS` in a process of its own."""
-    command = [sys.executable, "-c", "from flnl_bench.cli import main; main()", *map(str, arguments)]
+    # A background job of a shell ignores Ctrl-C, and so would the processes that it starts.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code += "; from flnl_bench.cli import main; main()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -120,7 +135,9 @@ def test_a_suite_has_the_numbers_of_single_runs(whole, tmp_path):
 
 
 # -- being killed ------------------------------------------------------------------------------------
-def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(whole, suite_file, tmp_path, inline):
+def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(
+    unbroken, whole, suite_file, tmp_path, inline
+):
     first = start("suite", suite_file, "--jobs", 2, "--out", tmp_path)
     until(first, ": done")
     first.kill()
@@ -130,6 +147,7 @@ def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(whole, sui
     # The workers of the dead suite may still be in their last round: it is waited for.
     assert flnl("suite", suite_file, "--out", tmp_path, "--json").json["counts"]["done"] == RUNS
     assert all_rounds(tmp_path) == whole
+    assert leaderboard(tmp_path) == leaderboard(unbroken)
     after = records(tmp_path)
     assert {path: after[path] for path in finished} == finished
     # Two workers were cut off: at most two runs were broken, and each goes on once.
