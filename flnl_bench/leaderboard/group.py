@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flnl_bench.leaderboard.order import method_key
-from flnl_bench.leaderboard.protocol import Protocol, key_of, protocol_of, whole, written
+from flnl_bench.leaderboard.protocol import Protocol, protocol_of
 from flnl_bench.leaderboard.runs import Run
+from flnl_bench.values import key_of, whole, written
 
 Cells = dict[str, dict[int, Run]]  # by setting and seed
 

@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboard.protocol import written
 from flnl_bench.leaderboard.table import Cell, Row, Table
+from flnl_bench.values import written
 
 SOURCE = "FedGR paper (ICML 2026)"
 SEEDS = 3

@@ -11,6 +11,7 @@ from typing import Any
 from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboard.runs import Run
+from flnl_bench.values import whole, written
 
 PAPER = "paper"
 
@@ -81,18 +82,3 @@ class Protocol:
 def protocol_of(run: Run) -> Protocol:
     """The table of a run, before scenarios are looked at."""
     return Protocol(run.dataset, run.partition, run.preset, run.training, run.device, run.numbers)
-
-
-def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Values as a key: equal if they mean the same, so 1 is 1.0."""
-    return tuple(sorted((name, repr(whole(value))) for name, value in values.items()))
-
-
-def whole(value: object) -> object:
-    """A float without a fraction as an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def written(values: Mapping[str, Any]) -> str:
-    """Values for people, as they would be given to --set."""
-    return ", ".join(f"{name}={whole(value)}" for name, value in values.items())

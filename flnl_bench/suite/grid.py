@@ -11,15 +11,16 @@ from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
-from flnl_bench.resolve import Request, describe
+from flnl_bench.resolve import Request, changed_values, describe
 from flnl_bench.suite.file import Suite, Variation
+from flnl_bench.values import written
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: an item is one cell of one grid
 class Item:
     """One run of a suite."""
 
-    label: str  # the method, with what was changed about it
+    label: str  # the name of the ablation, else the method with what is changed, as in the leaderboard
     request: Request
     config: RunConfig
 
@@ -54,13 +55,11 @@ def make_grid(
     """
     registry = registry or default_registry()
     methods = list(_methods(suite, registry))
-    # The values of a sweep name themselves, and its default values are the method's own run.
-    ablations = {f"{v.method} [{v.name}]" for v in suite.variations if not v.sweep}
     items: dict[Path, Item] = {}
     for dataset, seed, partition, setting in itertools.product(
         suite.datasets, suite.seeds, suite.partitions, suite.settings
     ):
-        for label, method, changes in methods:
+        for method, ablation, changes in methods:
             request = Request(
                 method=method,
                 setting=setting,
@@ -73,32 +72,37 @@ def make_grid(
                 changes=changes,
                 data_dir=data_dir,
                 out=out,
-                label=label if label in ablations else None,
+                label=ablation,
             )
             config, _ = describe(request, registry, device=device)
-            item = Item(label, request, config)
+            item = Item(ablation or _label(config, registry), request, config)
             items.setdefault(item.folder.path, item)
     return list(items.values())
 
 
-def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Label, method and changed hyper-parameters of every row of the grid."""
+def _label(config: RunConfig, registry: Registry) -> str:
+    """A method with what is changed about it; a sweep passes through the method as it is."""
+    changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
+    return f"{config.method} {written(changed)}".rstrip()
+
+
+def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str | None, dict[str, str]]]:
+    """Method, name of the ablation and changed hyper-parameters of every row of the grid."""
     used = {*suite.methods, *(variation.method for variation in suite.variations)}
     for name in suite.changes:
         registry.method_class(name)
         if not any(name in (method, method.partition("/")[0]) for method in used):
             raise BadInput(f"[set.{name}] changes a method that is not in the suite")
     for method in suite.methods:
-        yield method, method, _changes(suite, registry, method)
+        yield method, None, _changes(suite, registry, method)
     names = [variation.name for variation in suite.variations]
     for variation in suite.variations:
         if names.count(variation.name) > 1:
             raise BadInput(f"{variation.name!r} is the name of an ablation and of a sweep")
         base = _changes(suite, registry, variation.method)
         for values in _combinations(variation):
-            told = ", ".join(f"{key}={value}" for key, value in values.items())
-            told = told if variation.sweep else variation.name
-            yield f"{variation.method} [{told}]", variation.method, {**base, **values}
+            told = None if variation.sweep else f"{variation.method} [{variation.name}]"
+            yield variation.method, told, {**base, **values}
 
 
 def _changes(suite: Suite, registry: Registry, method: str) -> dict[str, str]:
