@@ -132,6 +132,17 @@ def test_values_of_a_method_reach_its_variants_but_do_not_undo_them(tmp_path):
     assert (without["lambda_b"], without["lambda_r"]) == (0.0, 0.3)
 
 
+def test_presets_are_an_axis_and_one_of_them_may_be_given_alone(tmp_path):
+    both = grid_of(GOOD + 'presets = ["quick", "paper"]\ndatasets = ["cifar10"]', tmp_path)
+    assert [item.config.preset for item in both] == ["quick", "paper"]
+    assert [item.title for item in both] == [
+        "fedavg · cifar10 · iid · clean · s1",
+        "fedavg · cifar10 · iid · clean · paper · s1",
+    ]
+    (alone,) = grid_of(GOOD + 'preset = "paper"\ndatasets = ["cifar10"]', tmp_path)
+    assert alone.config == both[1].config
+
+
 def test_the_first_seed_of_everything_comes_first(tmp_path):
     items = grid_of('settings = ["clean", "sym-1.0"]\nmethods = ["fedavg"]\nseeds = [1, 2]', tmp_path)
     assert [item.config.seed for item in items] == [1, 1, 2, 2]
@@ -181,6 +192,9 @@ GOOD = 'methods = ["fedavg"]\nsettings = ["clean"]\n'
         (GOOD + 'partitions = ["idd"]', "did you mean 'iid'?"),
         (GOOD + 'datasets = ["cifar1"]', "did you mean 'cifar10'?"),
         (GOOD + 'preset = "quik"', "did you mean 'quick'?"),
+        (GOOD + 'preset = "quick"\npresets = ["paper"]', "preset must be left out where presets are given"),
+        (GOOD + 'presets = ["paper", "qick"]', "unknown preset 'qick'; did you mean 'quick'?"),
+        (GOOD + "preset = 1", "preset must be a text"),
         (GOOD + "seeds = [1, 1]", "seeds must be a list without repetition, but 1 is there twice"),
         (GOOD + "seeds = [-1]", "seeds must be a list of whole numbers from 0"),
         (GOOD + 'seeds = ["1"]', "seeds must be a list of whole numbers from 0"),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flnl_bench.cli.console import amount, duration, facts, note, percent, stderr, stdout, table
 from flnl_bench.cli.outcome import print_paths
-from flnl_bench.suite.file import Suite
+from flnl_bench.suite.file import AXES, Suite
 from flnl_bench.suite.grid import Item
 from flnl_bench.suite.outcome import cost
 from flnl_bench.suite.state import Board, State
@@ -93,9 +93,8 @@ def print_plan(suite: Suite, board: Board) -> None:
     console, items = stdout(), list(board.states)
     console.print(f"{suite.name}: {suite.description}" if suite.description else suite.name, style="bold")
     lines = facts()
-    for axis in ("datasets", "partitions", "settings", "seeds"):
+    for axis in AXES:
         lines.add_row(axis, ", ".join(str(value) for value in getattr(suite, axis)))
-    lines.add_row("preset", suite.preset)
     if suite.training:
         lines.add_row("training", ", ".join(f"{key}={value}" for key, value in suite.training.items()))
     console.print(lines)

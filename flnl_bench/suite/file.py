@@ -14,7 +14,13 @@ from typing import Any
 from flnl_bench.config import Training
 from flnl_bench.errors import BadInput, unknown
 
-AXES = {"datasets": ["digits"], "partitions": ["iid"], "settings": None, "seeds": [1]}  # None: must be given
+AXES = {  # None: must be given
+    "presets": ["quick"],
+    "datasets": ["digits"],
+    "partitions": ["iid"],
+    "settings": None,
+    "seeds": [1],
+}
 TABLES = ("training", "set", "ablations", "sweeps")
 KEYS = ("name", "description", "preset", "methods", *AXES, *TABLES)
 
@@ -35,8 +41,8 @@ class Suite:
 
     name: str
     description: str
-    preset: str
     methods: tuple[str, ...]
+    presets: tuple[str, ...]
     datasets: tuple[str, ...]
     partitions: tuple[str, ...]
     settings: tuple[str, ...]
@@ -65,6 +71,9 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
         _require(isinstance(table.get(key, ""), str), key, "a text")
     for key in TABLES:
         _require(isinstance(table.get(key, {}), dict), key, "a table")
+    if "preset" in table:  # short for a list of one
+        _require("presets" not in table, "preset", "left out where presets are given")
+        table["presets"] = [table["preset"]]
     axes = {key: _axis(table.get(key, default), key) for key, default in AXES.items()}
     methods = _axis(table["methods"], "methods") if "methods" in table else ()
     variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))
@@ -72,7 +81,6 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
     return Suite(
         name=table.get("name", stem),
         description=table.get("description", ""),
-        preset=table.get("preset", "quick"),
         methods=methods,
         training=_training(table.get("training", {})),
         changes={method: _texts(values, f"set.{method}") for method, values in table.get("set", {}).items()},

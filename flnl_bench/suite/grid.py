@@ -33,7 +33,8 @@ class Item:
     def title(self) -> str:
         """The run in a few words."""
         c = self.config
-        return f"{self.label} · {c.dataset} · {c.partition} · {c.setting} · s{c.seed}"
+        preset = "" if c.preset == "quick" else f" · {c.preset}"
+        return f"{self.label} · {c.dataset} · {c.partition} · {c.setting}{preset} · s{c.seed}"
 
 
 def make_grid(
@@ -56,8 +57,8 @@ def make_grid(
     registry = registry or default_registry()
     methods = list(_methods(suite, registry))
     items: dict[Path, Item] = {}
-    for dataset, seed, partition, setting in itertools.product(
-        suite.datasets, suite.seeds, suite.partitions, suite.settings
+    for preset, dataset, seed, partition, setting in itertools.product(
+        suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings
     ):
         for method, ablation, changes in methods:
             request = Request(
@@ -65,7 +66,7 @@ def make_grid(
                 setting=setting,
                 dataset=dataset,
                 partition=partition,
-                preset=suite.preset,
+                preset=preset,
                 seed=seed,
                 device=device,
                 training=suite.training,
