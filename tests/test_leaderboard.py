@@ -112,6 +112,12 @@ def test_one_row_more_or_less_complete_takes_the_average_from_no_other(rows, exp
     assert scored([names[letter] for letter in row] for row in rows) == [names[letter] for letter in expected]
 
 
+def test_the_paper_s_average_stays_among_many_ablations_if_two_rows_have_it():
+    three = NOISY[1::2]
+    assert scored([[*NOISY, "clean"], [*NOISY, "real"], *[three] * 20]) == list(NOISY)
+    assert scored([NOISY, *[three] * 20]) == list(three)
+
+
 def test_a_setting_that_one_method_has_is_left_out_of_average_and_rank_and_said(tmp_path):
     write_grid(tmp_path, {**GRID, "fedgr": {**GRID["fedgr"], "mixed-1.0": (99.0, 99.0, 99.0)}})
     table = table_of(tmp_path)

@@ -37,13 +37,16 @@ def setting_key(name: str) -> tuple[int, int, str]:
 def scored(rows: Iterable[Iterable[str]]) -> list[str]:
     """The settings that Avg and rank are over, from the settings of each row.
 
-    Of the sets of noisy settings that a row has or two rows share, it is the one whose complete rows hold
-    the most cells: so a row with a setting more, or with few of them, takes the average from no other.
+    They are the paper's six where two rows can be compared over them, however many ablations have fewer.
+    Else, of the sets of noisy settings that a row has or two rows share, it is the one whose complete rows
+    hold the most cells: so a row with a setting more, or with few of them, takes the average from no other.
     If some of the paper's settings are in it, those alone count.
     """
     noisy = [frozenset(row) - {"clean"} for row in rows]
     if not any(noisy):
         return ["clean"]
+    if sum(row.issuperset(NOISY) for row in noisy) > 1:
+        return list(NOISY)
 
     def order(names: frozenset[str]) -> tuple[int, int, list[tuple[int, int, str]]]:
         complete = sum(names <= row for row in noisy)
