@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from flnl_bench.leaderboard.sheet import OURS, Entry, Line, Sheet
 from flnl_bench.leaderboard.table import BEST, SECOND
 
-WIDE = 6  # columns that do not fit one column of a paper: such a table is scaled to the width of the page
+WIDE = 4  # so many columns do not fit one column of a paper: such a table gets the width of the page
+SMALL = "\\small\\setlength{\\tabcolsep}{4pt}"
+SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"  # only what is too wide
 _SIGN = re.compile(r"(?<!\w)[+-](?=\d)")
 _SAFE = {
     "\\": r"\textbackslash{}",
@@ -33,8 +35,7 @@ def render(sheets: Sequence[Sheet]) -> str:
 
 
 def _sheet(sheet: Sheet) -> str:
-    wide = len(sheet.columns) >= WIDE
-    kind = "table*" if wide else "table"
+    kind = "table*" if len(sheet.columns) >= WIDE else "table"
     caption = " ".join([f"{sheet.title}.", *sheet.about])
     alarm = [f"\\textbf{{Warning: {safe(sheet.alarm)}.}}\\par\\smallskip"] if sheet.alarm else []
     tabular = [
@@ -46,15 +47,16 @@ def _sheet(sheet: Sheet) -> str:
         "\\bottomrule",
         "\\end{tabular}",
     ]
-    if wide:
-        tabular = ["\\resizebox{\\textwidth}{!}{%", *tabular, "}"]
     notes = "\\par\\smallskip\\footnotesize " + safe(" ".join([sheet.legend, *sheet.notes]).strip())
     lines = [
         f"\\begin{{{kind}}}",
         "\\centering",
         f"\\caption{{{safe(caption)}}}\\smallskip",
         *alarm,
+        SMALL,
+        SHRINK,
         *tabular,
+        "}",
         notes,
         f"\\end{{{kind}}}",
     ]
