@@ -26,7 +26,7 @@ def start(method: str, options: argparse.Namespace) -> Engine:
         method, dataset=options.dataset, data_dir=options.data_dir, changes=warmed, training=training
     )
     run = prepare(request)
-    engine = Engine(run.method, run.dataset, run.scenario, run.config.training, 1, device=options.device)
+    engine = Engine(run.method, run.dataset, run.scenario, run.config.training, 1, run.place)
     while engine.round < -(-engine.terms.clients // engine.terms.sampled) + 1:
         engine.play_round()
     return engine

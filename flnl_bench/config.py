@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flnl_bench.errors import require
+from flnl_bench.errors import require, unknown
 
 # Raised whenever a change makes the same configuration give other numbers.
 NUMBERS_VERSION = 1
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+COMPILE_MODES = ("off", "default", "cudagraphs")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Training:
     test_samples: int | None = None  # test on a random subset, the same for every seed
     norm: str = "batch"
     pretrained: bool = False
+    precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
+    compile: str = "off"  # torch.compile of the networks that train; cudagraphs is its mode reduce-overhead
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size"):
@@ -43,6 +48,9 @@ class Training:
         require(self.lr > 0, "lr", self.lr, "above 0")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        for name, known in (("precision", PRECISIONS), ("compile", COMPILE_MODES)):
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
 
 
 @dataclass(frozen=True)

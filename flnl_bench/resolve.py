@@ -39,6 +39,8 @@ class Request:
     preset: str = "quick"
     seed: int = 1
     device: str = "auto"
+    devices: tuple[str, ...] = ()  # of worker processes, as cuda:0; changes no number
+    workers: int | None = None  # worker processes; changes no number
     training: Mapping[str, Any] = field(default_factory=dict)  # changes of the protocol, e.g. rounds
     changes: Mapping[str, str] = field(default_factory=dict)  # changes of hyper-parameters, as text
     scenario: Path | None = None  # use this exported scenario
@@ -66,14 +68,14 @@ def describe(
         given: the imported scenario of the request, if it has one.
         device: the kind of device that the run will find elsewhere; else chosen on this machine.
     """
-    from flnl_bench.engine.engine import choose_device
+    from flnl_bench.engine.devices import choose_place
 
     registry = registry or default_registry()
     preset = load_preset(request.preset)
     dataset = given.dataset if given else dataset_name(request.dataset)
     base = registry.method_class(request.method).name
     method = registry.make(request.method, preset.hyperparameters(dataset, base), request.changes)
-    device = device or choose_device(request.device).type
+    device = device or choose_place(request.device, request.devices, request.workers).home.type
     fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
     training = preset.training(dataset, **request.training, **fixed)
     _check_network(training)
@@ -117,6 +119,7 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
         registry: where methods are found.
         progress: called as (what, done, total) while a large data set is decoded.
     """
+    from flnl_bench.engine.devices import choose_place
     from flnl_bench.runner import Run
 
     given = load_scenario(request.scenario) if request.scenario else None
@@ -128,7 +131,8 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
         dataset, config.partition, config.setting, training.clients, request.seed, training.samples
     )
     changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
-    return Run(config, method, dataset, scenario, request.out, changed, request.label)
+    place = choose_place(request.device, request.devices, request.workers)
+    return Run(config, method, dataset, scenario, request.out, place, changed, request.label)
 
 
 def _check_network(training: Training) -> None:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flnl_bench.api import Beliefs, Method
 from flnl_bench.config import RunConfig
 from flnl_bench.data import Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
+from flnl_bench.engine.devices import Place
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import finite
@@ -40,6 +39,7 @@ class Run:
     dataset: Dataset
     scenario: Scenario
     out: Path
+    place: Place
     changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
     label: str | None = None  # what a suite calls it, if that is not the method's name
 
@@ -74,17 +74,22 @@ class Run:
             return self.finished() or self._play(folder, claim, progress)
 
     def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
-        device = torch.device(self.config.device)
         engine = Engine(
-            self.method, self.dataset, self.scenario, self.config.training, self.config.seed, device
+            self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.place
         )
+        try:
+            return self._go_on(engine, folder, claim, progress)
+        finally:
+            engine.close()
+
+    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
         checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists
         if resumes:
             state, clients, rounds = checkpoint.load()
             engine.restore(state, clients)
-        record = self._record(device, folder, resumes)
+        record = self._record(folder, resumes)
         claim.check()  # much time may have passed
         folder.rewrite_rounds(rounds)
         folder.write(record)
@@ -117,10 +122,10 @@ class Run:
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
 
-    def _record(self, device: torch.device, folder: RunFolder, resumes: bool) -> dict[str, Any]:
+    def _record(self, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario
         previous = trusted(folder.path) or {}
-        here = provenance(device)
+        here = provenance(self.place.home, len(self.place.workers))
         before = [*previous.get("earlier", []), previous["provenance"]] if resumes and previous else []
         earlier = [about for about in before if about != here]
         return {

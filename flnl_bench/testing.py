@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from flnl_bench.api import Method
 from flnl_bench.config import Training
 from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
+from flnl_bench.engine.devices import Place
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.local import Result, Task, Workbench
 from flnl_bench.recorder.diagnostics import judge
 from flnl_bench.scenario import Scenario, make_scenario
 
+CPU = Place(torch.device("cpu"))
 ROUNDS = 6
 TRAINING = Training(
     model="tiny-cnn",
@@ -93,9 +95,7 @@ def degenerate_scenario() -> Scenario:
 def toy_engine(method: Method, scenario: Scenario | None = None, **changes: Any) -> Engine:
     """An engine of the toy world, on the CPU."""
     training = dataclasses.replace(TRAINING, **changes)
-    return Engine(
-        method, toy_dataset(), scenario or toy_scenario(), training, seed=1, device=torch.device("cpu")
-    )
+    return Engine(method, toy_dataset(), scenario or toy_scenario(), training, 1, CPU)
 
 
 def play(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ def check_order_of_clients(method: Method) -> None:
 def check_isolated(method: Method) -> None:
     """Clients that share nothing but messages give the same numbers: nothing bypasses the ledger."""
     isolated = toy_engine(method)
-    isolated.federation.workbench = _Isolated(isolated.workbench)  # type: ignore[assignment]
+    isolated.federation.labour = _Isolated(isolated.workbench)
     assert play(isolated) == reference(method)[0]
 
 
@@ -176,20 +176,17 @@ class _Isolated:
     def __init__(self, workbench: Workbench) -> None:
         self.workbench = workbench
 
-    def _copy(self) -> Workbench:
-        names = ("method", "terms", "model")
-        return dataclasses.replace(
-            self.workbench, **{n: copy.deepcopy(getattr(self.workbench, n)) for n in names}
-        )
-
-    def train(self, task: Task) -> Result:
-        return copy.deepcopy(self._copy().train(copy.deepcopy(task)))
-
-    def visit(self, task: Task, work: Callable) -> Result:
-        bench = self._copy()
-        if hasattr(work, "__self__"):
-            work = getattr(bench.method, work.__name__)
-        return copy.deepcopy(bench.visit(copy.deepcopy(task), work))
+    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+        """Do each task with a new method and a new model."""
+        for task in tasks:
+            names = ("method", "terms", "model")
+            copies = {n: copy.deepcopy(getattr(self.workbench, n)) for n in names}
+            errand: Any = task.errand
+            if hasattr(errand, "__self__"):
+                errand = getattr(copies["method"], errand.__name__)
+            bench = dataclasses.replace(self.workbench, **copies)
+            task = dataclasses.replace(copy.deepcopy(dataclasses.replace(task, errand=None)), errand=errand)
+            yield copy.deepcopy(bench.do(task))
 
 
 def check_blind(method: Method) -> None:

@@ -273,3 +273,15 @@ def test_two_methods_on_one_seed_start_from_the_same_weights_and_clients():
 def test_fedprox_without_its_term_is_fedavg():
     a, b = play(toy_engine(FedAvg())), play(toy_engine(FedProx(mu=0.0)))
     assert [row["accuracy"] for row in a] == [row["accuracy"] for row in b]
+
+
+def test_bfloat16_networks_learn_and_give_float32():
+    method = FedAvg()
+    engine = toy_engine(method, precision="bfloat16")
+    network = engine.workbench.model
+    features, logits = network.both(torch.zeros(2, 1, 8, 8))
+    assert features.dtype == logits.dtype == torch.float32
+    half, full = play(engine), play(toy_engine(method))
+    assert half != full
+    assert half[-1]["accuracy"] > 60
+    assert [row["forward"] for row in half] == [row["forward"] for row in full]

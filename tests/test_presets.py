@@ -55,6 +55,8 @@ def test_the_paper_preset_has_the_values_of_the_paper(dataset):
         "samples": None,
         "test_samples": None,
         "norm": "batch",
+        "precision": "float32",
+        "compile": "off",
     }
 
 

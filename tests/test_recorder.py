@@ -23,7 +23,7 @@ from flnl_bench.recorder.summary import summarise
 from flnl_bench.registry import values_of
 from flnl_bench.runner import Run
 from flnl_bench.scenario import Scenario
-from flnl_bench.testing import TRAINING, toy_dataset, toy_scenario
+from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
 
 
 def config(method=None, **changes):
@@ -43,7 +43,7 @@ def config(method=None, **changes):
 
 
 def played(out, method=None, scenario=None):
-    run = Run(config(method), method or FedAvg(), toy_dataset(), scenario or toy_scenario(), out)
+    run = Run(config(method), method or FedAvg(), toy_dataset(), scenario or toy_scenario(), out, CPU)
     return run, run.play()
 
 
@@ -347,9 +347,17 @@ def test_the_record_says_what_was_run_and_where(run):
         "noise_ratio": pytest.approx(run.scenario.wrong.mean()),
     }
     about = record["provenance"]
-    assert {"flnl_bench", "numbers", "commit", "python", "platform", "libraries", "device", "threads"} == set(
-        about
-    )
+    assert {
+        "flnl_bench",
+        "numbers",
+        "commit",
+        "python",
+        "platform",
+        "libraries",
+        "device",
+        "workers",
+        "threads",
+    } == set(about)
     assert about["libraries"]["numpy"] == np.__version__
     assert record["started"] <= record["ended"]
     assert record["summary"] == summarise(run.folder.read_rounds())
@@ -359,7 +367,7 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
     def stop(row):
         raise KeyboardInterrupt
 
-    run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path)
+    run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path, CPU)
     monkeypatch.setattr("flnl_bench.runner.provenance", lambda device: {"numbers": 1, "commit": "old"})
     with pytest.raises(KeyboardInterrupt):
         run.play(progress=stop)

@@ -10,7 +10,8 @@ import typer
 
 from flnl_bench.errors import BadInput
 
-SCENARIO, PROTOCOL, METHOD, FILES = "Scenario", "Protocol", "Method", "Files and output"
+SCENARIO, PROTOCOL, METHOD = "Scenario", "Protocol", "Method"
+PLACE, FILES = "Where it computes", "Files and output"
 
 
 def option(panel: str, metavar: str, text: str, *names: str, default: str | bool = True, **more: Any) -> Any:

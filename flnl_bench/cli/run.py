@@ -11,6 +11,7 @@ from flnl_bench.cli.console import note, print_json, reporting, waiting
 from flnl_bench.cli.options import (
     FILES,
     METHOD,
+    PLACE,
     PROTOCOL,
     SCENARIO,
     check_source,
@@ -60,7 +61,17 @@ def run(
     pretrained: Annotated[
         bool | None, protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")
     ] = None,
-    device: Annotated[str, option(PROTOCOL, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[str | None, protocol("NAME", "float32, tf32 or bfloat16.")] = None,
+    compiled: Annotated[
+        str | None, protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
+    ] = None,
+    device: Annotated[str, option(PLACE, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    devices: Annotated[
+        str | None, option(PLACE, "LIST", "Devices for the clients of a round, as cuda:0,cuda:1.")
+    ] = None,
+    workers: Annotated[
+        int | None, option(PLACE, "N", "Processes that share the clients of a round.", min=1)
+    ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
     fresh: Annotated[bool, flag(FILES, "Start anew, even if the run is finished.", "--fresh")] = False,
@@ -84,6 +95,8 @@ def run(
         "model": model,
         "norm": norm,
         "pretrained": pretrained,
+        "precision": precision,
+        "compile": compiled,
     }
     asked: dict[str, Any] = {
         "method": method,
@@ -92,6 +105,8 @@ def run(
         "partition": partition,
         "preset": preset,
         "device": device,
+        "devices": devices and tuple(devices.split(",")),
+        "workers": workers,
         "training": {name: value for name, value in training.items() if value is not None},
         "changes": parse_changes(changes or []),
         "scenario": scenario,

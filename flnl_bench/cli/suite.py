@@ -73,7 +73,7 @@ def load(
     file: Path, out: Path, data_dir: Path | None, device: str, *, local: bool
 ) -> tuple[Suite, list[Item]]:
     """Read the file and make its grid; nothing is written and no data are read."""
-    from flnl_bench.engine.engine import choose_device
+    from flnl_bench.engine.devices import choose_device
     from flnl_bench.registry import default_registry
     from flnl_bench.suite.file import read_suite
     from flnl_bench.suite.grid import make_grid

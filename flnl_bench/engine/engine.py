@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from flnl_bench.api import Method, Server, State, Terms, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
+from flnl_bench.engine.blueprint import Blueprint
+from flnl_bench.engine.crew import Crew
+from flnl_bench.engine.devices import Place
 from flnl_bench.engine.federation import LocalFederation
-from flnl_bench.engine.local import EVALUATION_BATCH, Workbench
-from flnl_bench.engine.sgd import Optimiser
-from flnl_bench.engine.shards import as_images, make_shards, take
 from flnl_bench.engine.tree import placed, to_cpu
-from flnl_bench.engine.views import Views, draw_view
 from flnl_bench.models import make_network
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting
 from flnl_bench.streams import seed_of, stream
@@ -53,11 +52,19 @@ class Engine:
         scenario: Scenario,
         training: Training,
         seed: int,
-        device: torch.device,
+        place: Place,
     ) -> None:
-        self.method, self.device, self.rounds = method, device, training.rounds
-        self.augmentation = dataset.augmentation
-        configure(device)
+        """Build the federation.
+
+        Args:
+            method: what is trained.
+            dataset: images and true labels.
+            scenario: who holds which images, with which labels.
+            training: the protocol.
+            seed: of all streams but those of the scenario.
+            place: where the server and, in processes of their own or not, the clients compute.
+        """
+        self.method, self.rounds = method, training.rounds
         self.terms = Terms(
             rounds=training.rounds,
             clients=len(scenario.clients),
@@ -68,25 +75,27 @@ class Engine:
             expected_noise=parse_setting(scenario.setting).expected_ratio,
             iid=parse_partition(scenario.partition).kind == "iid",
         )
-        shards = make_shards(dataset, scenario, device)
-        self.views = Views(dataset.augmentation, dataset.mean, dataset.std, device)
-        self.train_images = shards.images
-        self.test_images = as_images(dataset.test_x, device)
-        self.test_rows = _subset(len(dataset.test_y), training.test_samples)
-        self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(device)
-        self.workbench = Workbench(
+        blueprint = Blueprint(
             method=method,
             terms=self.terms,
-            shards=shards,
-            views=self.views,
-            optimiser=Optimiser(training.lr, training.momentum, training.weight_decay),
             model=self._build(training, dataset.train_x.shape[1], seed),
+            training=training,
             seed=seed,
+            images={"train": dataset.train_x, "test": dataset.test_x},
+            rows=tuple(scenario.clients),
+            given=tuple(scenario.given[rows] for rows in scenario.clients),
+            augmentation=dataset.augmentation,
+            mean=dataset.mean,
+            std=dataset.std,
         )
+        self.crew = Crew(blueprint, place) if place.workers else None
+        self.workbench = blueprint.build(place.home)
+        self.test_rows = _subset(len(dataset.test_y), training.test_samples)
+        self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(place.home)
         sizes = tuple(len(rows) for rows in scenario.clients)
         self.server = Server(self.terms, seed, copy_weights(self.workbench.sent_weights), sizes)
         self.server.state = method.server_state(self.server)
-        self.federation = LocalFederation(method, self.server, self.workbench)
+        self.federation = LocalFederation(method, self.server, self.crew or self.workbench)
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
         """The method's model, its initial weights drawn on the CPU from their own stream."""
@@ -102,8 +111,7 @@ class Engine:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "initial weights"))
-            model = self.method.build(new_net)
-        return model.to(self.device).to(memory_format=torch.channels_last)
+            return self.method.build(new_net)
 
     @property
     def round(self) -> int:
@@ -137,24 +145,17 @@ class Engine:
     # -- looking at the global model -----------------------------------------------------------------
     def test(self) -> tuple[float, float]:
         """Accuracy in percent and mean loss of the global model on the test set."""
-        logits = self._logits(self.test_images, self.test_rows)
+        logits = self._logits("test", self.test_rows)
         right = (logits.argmax(1) == self.test_labels).float().mean()
         loss = F.cross_entropy(logits, self.test_labels)
         return 100.0 * right.item(), loss.item()
 
     def predict_train(self, rows: np.ndarray) -> np.ndarray:
         """Classes that the global model gives to some training images."""
-        return self._logits(self.train_images, rows).argmax(1).cpu().numpy()
+        return self._logits("train", rows).argmax(1).cpu().numpy()
 
-    def _logits(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        model = self.workbench.global_model(self.server.weights)
-        parts = []
-        with torch.inference_mode():
-            for part in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
-                plain = draw_view("plain", len(part), self.augmentation, np.random.default_rng(0))
-                x = self.views.render(take(images, part, self.device), plain)
-                parts.append(self.method.predict(model, x.contiguous(memory_format=torch.channels_last)))
-        return torch.cat(parts)
+    def _logits(self, part: str, rows: np.ndarray) -> Tensor:
+        return (self.crew or self.workbench).logits(self.server.weights, part, rows)
 
     # -- stopping and going on -----------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
@@ -164,9 +165,14 @@ class Engine:
     def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
         """Go on from a saved state."""
         self.server.round = state["round"]
-        self.server.weights = placed(state["weights"], self.device, self.workbench.memory_format)
+        self.server.weights = placed(state["weights"], self.test_labels.device, self.workbench.memory_format)
         self.server.state = state["server"]
         self.federation.states = dict(clients)
+
+    def close(self) -> None:
+        """End the worker processes, if there are any."""
+        if self.crew:
+            self.crew.close()
 
 
 def _subset(size: int, count: int | None) -> np.ndarray:
@@ -174,27 +180,3 @@ def _subset(size: int, count: int | None) -> np.ndarray:
     if count is None or count >= size:
         return np.arange(size)
     return np.sort(stream(0, "test subset").choice(size, count, replace=False))
-
-
-def configure(device: torch.device) -> None:
-    """One thread a process and deterministic kernels: equal numbers, and faster for many runs."""
-    torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-
-
-def choose_device(name: str) -> torch.device:
-    """The device called auto, cpu, cuda or mps."""
-    from flnl_bench.errors import BadInput, unknown
-
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    if name not in available:
-        raise unknown("device", name, ["auto", *available])
-    if not available[name]:
-        raise BadInput(f"device {name!r} is not available on this machine (use --device auto or cpu)")
-    return torch.device(name)

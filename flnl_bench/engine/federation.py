@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from flnl_bench.api import Client, Method, Server, State, Update
 from flnl_bench.cost import Cost
-from flnl_bench.engine.local import Result, Task, Workbench
+from flnl_bench.engine.local import Result, Task
 from flnl_bench.engine.tree import count_bytes
+
+
+class Labour(Protocol):
+    """Who does the clients' work."""
+
+    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+        """The results of tasks that do not depend on each other, in their order."""
 
 
 @dataclass
 class LocalFederation:
-    """All clients simulated on one workbench, one after the other."""
+    """All clients simulated on this machine, by a workbench or a crew of them."""
 
     method: Method
     server: Server
-    workbench: Workbench
+    labour: Labour
     states: dict[int, State] = field(default_factory=dict)
     order: Callable[[Sequence[int]], Sequence[int]] = sorted  # the order of work changes no number
 
@@ -34,9 +41,8 @@ class LocalFederation:
 
     def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
         """Send the global weights and train the clients locally."""
-        updates = []
-        for k in self.order(ids):
-            result = self._settle(k, self.workbench.train(self._task("train", k, epochs)))
+        updates: list[Update] = []
+        for k, result in self._call("train", ids, epochs=epochs):
             update: Update = result.answer
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
@@ -48,8 +54,8 @@ class LocalFederation:
     def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
         """Send the global weights, run `task` on each client; what it returns travels up."""
         answers: dict[int, Mapping] = {}
-        for k in self.order(ids):
-            answers[k] = self._settle(k, self.workbench.visit(self._task("visit", k), task)).answer
+        for k, result in self._call("visit", ids, errand=task):
+            answers[k] = result.answer
             self.cost.bytes_up += count_bytes(answers[k])
         return dict(sorted(answers.items()))
 
@@ -65,16 +71,24 @@ class LocalFederation:
         """The clients that were called in this round."""
         return {k for _, k in self.calls}
 
-    def _task(self, verb: str, k: int, epochs: int | None = None) -> Task:
+    def _call(self, verb: str, ids: Sequence[int], **details: Any) -> Iterator[tuple[int, Result]]:
+        """Results of one call of each client; who is named twice starts again from its new state."""
+        rest = list(self.order(ids))
+        while rest:
+            wave = list(dict.fromkeys(rest))
+            for k in wave:
+                rest.remove(k)
+            tasks = (self._task(verb, k, **details) for k in wave)
+            for k, result in zip(wave, self.labour.work(tasks), strict=True):
+                self.states[k] = result.state
+                self.cost.add(result.cost)
+                yield k, result
+
+    def _task(self, verb: str, k: int, **details: Any) -> Task:
         inbox = self.method.inbox(self.server, k)
         self.cost.bytes_down += count_bytes([self.server.weights, inbox])
         before = self.calls.get((verb, k), 0)
         self.calls[verb, k] = before + 1
         # A visit must not move the batches of the training after it: they are the same for all methods.
         call = () if verb == "train" and not before else (verb, before)
-        return Task(k, self.server.round, call, self.server.weights, inbox, self.states.get(k), epochs)
-
-    def _settle(self, k: int, result: Result) -> Result:
-        self.states[k] = result.state
-        self.cost.add(result.cost)
-        return result
+        return Task(k, self.server.round, call, self.server.weights, inbox, self.states.get(k), **details)

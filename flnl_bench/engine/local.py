@@ -7,7 +7,7 @@ portion of steps starts and are copied once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from flnl_bench.api import (
 )
 from flnl_bench.cost import Cost
 from flnl_bench.engine.sgd import Optimiser
-from flnl_bench.engine.shards import Shards
+from flnl_bench.engine.shards import Shards, take
 from flnl_bench.engine.transfer import to_device
 from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.engine.views import Views, draw_view
@@ -46,13 +46,12 @@ class Task:
 
     client: int
     round: int
-    call: tuple[
-        str | int, ...
-    ]  # tells the calls of one client in one round apart; empty for its first training
+    call: tuple[str | int, ...]  # tells calls in one round apart; empty for the first training
     weights: Weights
     inbox: Mapping[str, Any]
     state: State | None  # None: never seen before
     epochs: int | None = None
+    errand: Callable[[Client], Mapping[str, Any]] | None = None  # what a visit does; None: train
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,13 @@ class Workbench:
     method: Method
     terms: Terms
     shards: Shards
+    test_images: Tensor
     views: Views
     optimiser: Optimiser
     model: nn.Module  # trained in place for each client in turn
     seed: int
+    autocasts: bool = False  # networks compute in bfloat16
+    compile_mode: str | None = None  # of torch.compile for the networks that train; None: do not compile
     memory_format: torch.memory_format = torch.channels_last
     cost: Cost = field(default_factory=Cost)
 
@@ -83,6 +85,9 @@ class Workbench:
         self._frozen: list[nn.Module] = []
         self._used = 0
         self._meter(self.model)
+        if self.compile_mode:
+            for network in _networks(self.model):
+                network.backbone.compile(mode=self.compile_mode)
         self._live = network_weights(self.model)
         self._sent = {n: t for n, t in self._live.items() if n.split(".")[0] not in self.method.private}
 
@@ -91,15 +96,36 @@ class Workbench:
         """The part of the model that travels, sharing memory with it."""
         return self._sent
 
-    def global_model(self, weights: Weights) -> nn.Module:
-        """A frozen model for evaluation between tasks."""
-        self._used = 0
-        return self._bind(weights)
+    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+        """Do one task after the other."""
+        return map(self.do, tasks)
 
-    def train(self, task: Task) -> Result:
-        """Local training of one client."""
-        model, method = self.model, self.method
+    def do(self, task: Task) -> Result:
+        """Train one client, or run an errand on it."""
         client = self._client(task)
+        if task.errand is None:
+            answer, loss = self._train(task, client)
+        else:
+            answer, loss = to_cpu(task.errand(client)), None
+        return Result(answer, to_cpu(client.state), self.cost, loss)
+
+    def logits(self, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
+        """What the global model says to some images of a part of the data, "train" or "test"."""
+        self._used = 0
+        model = self._bind(weights)
+        images = self.test_images if part == "test" else self.shards.images
+        outputs = []
+        with torch.inference_mode():
+            for batch in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
+                plain = draw_view("plain", len(batch), self.views.augmentation, np.random.default_rng(0))
+                x = self.views.render(take(images, batch, self.shards.device), plain)
+                outputs.append(self.method.predict(model, x.contiguous(memory_format=self.memory_format)))
+        return torch.cat(outputs)
+
+    # -- pieces ------------------------------------------------------------------------------------
+    def _train(self, task: Task, client: Client) -> tuple[Update, float | None]:
+        """Local training: what the client sends, and its mean loss."""
+        model, method = self.model, self.method
         self._load(task.weights, client.state)
         method.on_receive(model, client)
         optimiser = self.optimiser.start(model.named_parameters())
@@ -122,14 +148,8 @@ class Workbench:
         for part in method.private:
             client.state[part] = copy_weights(_part(self._live, part))
         update = Update(task.client, client.size, copy_weights(self._sent), to_cpu(message))
-        return self._result(update, client, total.item() / count if count else None)
+        return update, total.item() / count if count else None
 
-    def visit(self, task: Task, work: Callable[[Client], Mapping[str, Any]]) -> Result:
-        """Run a function on one client."""
-        client = self._client(task)
-        return self._result(to_cpu(work(client)), client, None)
-
-    # -- pieces ------------------------------------------------------------------------------------
     def _client(self, task: Task) -> Client:
         """The client as the method sees it."""
         self.cost = Cost()
@@ -154,17 +174,13 @@ class Workbench:
             client.state.update(self.method.client_state(client))
         return client
 
-    def _result(self, answer: Any, client: Client, loss: float | None) -> Result:
-        return Result(answer, to_cpu(client.state), self.cost, loss)
-
     def _stream(self, task: Task, *name: str | int) -> np.random.Generator:
         """A stream of this client in this round and call."""
         return stream(self.seed, *name, "round", task.round, "client", task.client, *task.call)
 
     def _meter(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if isinstance(module, Network):
-                module.meter = self.cost
+        for network in _networks(model):
+            network.meter, network.autocasts = self.cost, self.autocasts
 
     @torch.no_grad()
     def _load(self, weights: Weights, state: State) -> None:
@@ -235,6 +251,10 @@ class Workbench:
             last = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
             yield first, last
             first = last
+
+
+def _networks(model: nn.Module) -> list[Network]:
+    return [module for module in model.modules() if isinstance(module, Network)]
 
 
 def _part(weights: Weights, part: str) -> Weights:

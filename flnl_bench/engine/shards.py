@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flnl_bench.data import Dataset
 from flnl_bench.engine.transfer import to_device
-from flnl_bench.scenario import Scenario
 
 RESIDENT_BYTES = 4 << 30  # larger data sets stay where they are (a memory map) and are streamed
 
@@ -39,9 +37,3 @@ def as_images(array: np.ndarray, device: torch.device) -> Tensor:
     if array.nbytes > RESIDENT_BYTES or isinstance(array, np.memmap):
         return torch.from_numpy(array)
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-
-def make_shards(dataset: Dataset, scenario: Scenario, device: torch.device) -> Shards:
-    """Split a data set as the scenario says, with the labels that the scenario gives."""
-    given = tuple(torch.from_numpy(scenario.given[rows]).to(device) for rows in scenario.clients)
-    return Shards(as_images(dataset.train_x, device), given, tuple(scenario.clients), device)

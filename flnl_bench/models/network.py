@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, autocast, bfloat16, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
 from flnl_bench.cost import Cost
@@ -15,6 +15,7 @@ class Network(nn.Module):
     """A feature extractor and a linear head; counts the samples that pass through it."""
 
     meter: Cost | None = None  # set by the engine; None: do not count
+    autocasts: bool = False  # set by the engine: compute in bfloat16; what comes out is float32 all the same
 
     def __init__(self, backbone: nn.Module, feature_size: int, classes: int) -> None:
         super().__init__()
@@ -25,16 +26,22 @@ class Network(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The features [B, D] of images [B, C, H, W]."""
         self._count(x.shape[0])
-        return self.backbone(x)
+        return self._run(self.backbone, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits [B, classes] of images."""
-        return self.head(self.features(x))
+        return self._run(self.head, self.features(x))
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The features and the logits of images, in one pass."""
         features = self.features(x)
-        return features, self.head(features)
+        return features, self._run(self.head, features)
+
+    def _run(self, part: nn.Module, x: Tensor) -> Tensor:
+        if not self.autocasts:
+            return part(x)
+        with autocast(x.device.type, dtype=bfloat16):
+            return part(x).float()
 
     def _count(self, samples: int) -> None:
         # A compiled caller would be compiled anew for every value of the counters. To compile and

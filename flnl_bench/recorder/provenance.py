@@ -15,7 +15,7 @@ import flnl_bench
 from flnl_bench.config import NUMBERS_VERSION
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
+def provenance(device: torch.device, workers: int) -> dict[str, Any]:
     """Everything about this machine and these packages that could matter to somebody who compares."""
     libraries = ("torch", "torchvision", "numpy", "scikit-learn")
     return {
@@ -26,6 +26,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(terse=True),
         "libraries": {name: version(name) for name in libraries},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "workers": workers,
         "threads": torch.get_num_threads(),
     }
 

@@ -1,0 +1,64 @@
+"""Where a run computes: its device, and the devices of its worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flnl_bench.errors import BadInput, require, unknown
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device of the server, and one for each worker process; none: the clients compute there too."""
+
+    home: torch.device
+    workers: tuple[torch.device, ...] = ()
+
+
+def choose_place(device: str = "auto", devices: Sequence[str] = (), workers: int | None = None) -> Place:
+    """What `--device`, `--devices` and `--workers` ask for.
+
+    Args:
+        device: auto, cpu, cuda or mps.
+        devices: several of one kind, as cuda:0, cuda:1; workers are spread over them.
+        workers: number of processes; without it one for each of `devices`.
+    """
+    found = [_numbered(name) for name in devices] or [choose_device(device)]
+    kinds = sorted({each.type for each in found})
+    if len(kinds) > 1:
+        raise BadInput(f"--devices {','.join(devices)}: they are of different kinds, so numbers would differ")
+    if device not in ("auto", kinds[0]):
+        raise BadInput(f"--device {device} and --devices {','.join(devices)} do not agree; use one of them")
+    count = len(found) if workers is None else workers
+    require(count >= len(found), "workers", count, f"a whole number from {len(found)}")
+    spread = tuple(found[i % len(found)] for i in range(count))
+    return Place(found[0], spread if count > 1 else ())
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called auto, cpu, cuda or mps."""
+    available = _available()
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
+    if name not in available:
+        raise unknown("device", name, ["auto", *available])
+    if not available[name]:
+        raise BadInput(f"device {name!r} is not available on this machine (use --device auto or cpu)")
+    return torch.device(name)
+
+
+def _numbered(name: str) -> torch.device:
+    """A device with or without a number, as cuda:1."""
+    kind, _, number = name.strip().partition(":")
+    device = choose_device(kind)
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if number and not (number.isdigit() and int(number) < count):
+        raise BadInput(f"--devices {name}: there is no such device; {kind} has {count}, counted from 0")
+    return torch.device(kind, int(number)) if number else device
+
+
+def _available() -> dict[str, bool]:
+    return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

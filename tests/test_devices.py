@@ -1,0 +1,50 @@
+"""Where a run computes, as --device, --devices and --workers say."""
+
+import pytest
+import torch
+
+from flnl_bench.engine.devices import choose_place
+from flnl_bench.errors import BadInput
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """As if there were two."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_one_process_is_the_default():
+    assert choose_place("cpu") == choose_place("cpu", workers=1) == choose_place(devices=["cpu"])
+    assert choose_place("cpu").workers == ()
+
+
+def test_workers_share_the_device():
+    place = choose_place("cpu", workers=3)
+    assert (place.home, place.workers) == (CPU, (CPU,) * 3)
+
+
+def test_every_device_gets_a_worker_and_further_ones_in_turn(two_gpus):
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    place = choose_place(devices=["cuda:0", "cuda:1"])
+    assert (place.home, place.workers) == (first, (first, second))
+    assert choose_place("cuda", ["cuda:0", "cuda:1"], 3).workers == (first, second, first)
+    assert choose_place(devices=["cuda:1"]).home == second
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "workers", "message"),
+    [
+        ("auto", ["cuda:0", "cpu"], None, "of different kinds"),
+        ("cpu", ["cuda:0", "cuda:1"], None, "--device cpu and --devices cuda:0,cuda:1 do not agree"),
+        ("auto", ["cuda:2"], None, "cuda has 2, counted from 0"),
+        ("auto", ["cuda:x"], None, "there is no such device"),
+        ("auto", ["cuda:0", "cuda:1"], 1, "workers is 1, but must be a whole number from 2"),
+        ("auto", ["cud:0"], None, "did you mean 'cuda'"),
+    ],
+)
+def test_what_does_not_fit_is_told(two_gpus, device, devices, workers, message):
+    with pytest.raises(BadInput, match=message):
+        choose_place(device, devices, workers)
