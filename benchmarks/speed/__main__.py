@@ -1,0 +1,66 @@
+"""Measures the engine: rates, counts, memory, growth, workers, profile.
+
+    python -m benchmarks.speed
+    python -m benchmarks.speed --part rates --model resnet8 --repeats 9
+    python -m benchmarks.speed --part workers --workers 2 4 --json
+
+One process with one thread measures, loops take turns, and the shortest of several repetitions counts;
+figures of different invocations should not be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from benchmarks.speed.counts import counts
+from benchmarks.speed.growth import crews, growth, long_runs
+from benchmarks.speed.memory import client_memory, loop_memory
+from benchmarks.speed.profile import profile_round
+from benchmarks.speed.rates import rates
+from benchmarks.speed.table import Table
+
+MODELS = ("tiny-cnn", "resnet8", "resnet18")
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
+    "rates": lambda o: iter([rates(o.model, o.repeats)]),
+    "counts": lambda o: iter([counts(o.model)]),
+    "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory)),
+    "growth": lambda o: (table() for table in (lambda: growth(o.repeats), long_runs)),
+    "workers": lambda o: iter([crews(o.model, o.workers, o.repeats)]),
+    "profile": lambda o: iter([profile_round()]),
+}
+
+
+def options() -> argparse.Namespace:
+    """What was asked for on the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of which the shortest counts")
+    parser.add_argument("--workers", nargs="+", type=int, default=[2], help="numbers of worker processes")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    asked, console = options(), Console()
+    measured = {}
+    for part in asked.part:
+        for table in PARTS[part](asked):
+            measured[table.title] = table.rows
+            if not asked.json:
+                console.print(table.printed())
+    if asked.json:
+        print(json.dumps(measured, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Kernels and host syncs per step: what decides the speed on a GPU, counted on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmarks.speed.counting import Counter
+from benchmarks.speed.limit import Limit
+from benchmarks.speed.naive import Naive
+from benchmarks.speed.ours import Ours
+from benchmarks.speed.table import Table
+from benchmarks.speed.worlds import World, rate_world
+
+
+def naive(world: World) -> Naive:
+    """Naive code that loads its images in another process: PIL's work would not be the device's."""
+    return Naive(world, loaders=1)
+
+
+def counted(make: Callable[[World], Ours | Limit | Naive], world: World) -> np.ndarray:
+    """Kernels and syncs of one play."""
+    loop = make(world)
+    loop.play()
+    with Counter() as counter:
+        loop.play()
+    return np.array([counter.kernels, counter.syncs])
+
+
+def counts(models: Sequence[str]) -> Table:
+    """A round of one client with one epoch, and with two: the difference is the steps', the rest beside."""
+    table = Table("Kernels launched and host syncs, per step and in a round of one client beside its steps")
+    for model in models:
+        once = rate_world(model, clients=1, epochs=1)
+        twice = dataclasses.replace(once, training=dataclasses.replace(once.training, epochs=2))
+        for name, make in (("engine", Ours), ("limit", Limit), ("naive", naive)):
+            short, long = counted(make, once), counted(make, twice)
+            step = (long - short) / (twice.steps - once.steps)
+            beside = short - step * once.steps
+            table.add(
+                model=model,
+                loop=name,
+                kernels_per_step=float(step[0]),
+                syncs_per_step=float(step[1]),
+                kernels_beside=round(beside[0]),
+                syncs_beside=round(beside[1]),
+            )
+    return table

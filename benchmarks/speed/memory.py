@@ -1,0 +1,76 @@
+"""Peak memory of each loop, and of the engine with more clients; every figure from a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.ours import start
+from benchmarks.speed.rates import LOOPS
+from benchmarks.speed.table import Table
+from benchmarks.speed.worlds import make_world, random_images, rate_world
+
+MEBIBYTE = 1 << 20
+
+
+def peak_memory() -> int:
+    """Bytes, the most that this process ever held."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux a new process inherits the peak of the one that started it.
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def alone(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` returns in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, arguments)
+
+
+def play_loop(name: str, model: str) -> tuple[int, int]:
+    """Peak before and after two plays of a loop."""
+    world = rate_world(model)
+    before = peak_memory()
+    loop = LOOPS[name](world)
+    loop.play()
+    loop.play()
+    return before, peak_memory()
+
+
+def play_clients(method: str, model: str, clients: int, rounds: int) -> tuple[int, int]:
+    """Peak before and after some rounds with two of `clients` clients, one batch each."""
+    dataset = random_images(32 * clients, 3, 32)
+    world = make_world(dataset, model, clients, epochs=1, fraction=2 / clients)
+    before = peak_memory()
+    engine = start(world, method)
+    for _ in range(rounds):
+        engine.play_round()
+    return before, peak_memory()
+
+
+def loop_memory(models: Sequence[str]) -> Table:
+    """One row a model and loop."""
+    table = Table("Memory: peak in MiB, and what of it came after imports and data")
+    for model in models:
+        for name in LOOPS:
+            before, after = alone(play_loop, name, model)
+            table.add(model=model, loop=name, peak=after / MEBIBYTE, added=(after - before) / MEBIBYTE)
+    return table
+
+
+def client_memory(models: Sequence[str], rounds: int = 5) -> Table:
+    """Ten clients against a hundred: state that no method asked for must not grow."""
+    table = Table("Memory in MiB added by five rounds of two sampled clients")
+    for model in (model for model in models if model != "tiny-cnn"):
+        for method in ("fedavg", "fedgr"):
+            few, many = (alone(play_clients, method, model, clients, rounds) for clients in (10, 100))
+            added = [(after - before) / MEBIBYTE for before, after in (few, many)]
+            table.add(model=model, method=method, of_10_clients=added[0], of_100_clients=added[1])
+    return table

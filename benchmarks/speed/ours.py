@@ -1,0 +1,29 @@
+"""Our engine, through its public face: whole rounds with sampling, sending, averaging and a test image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.speed.worlds import SEED, World
+from flnl_bench.api import Method
+from flnl_bench.engine.devices import choose_place
+from flnl_bench.engine.engine import Engine
+from flnl_bench.registry import default_registry
+
+
+def start(world: World, method: str = "fedavg", *, workers: int = 1, **changes: Any) -> Engine:
+    """An engine on the CPU before its first round."""
+    made: Method = default_registry().make(method, {}, {name: str(value) for name, value in changes.items()})
+    place = choose_place("cpu", workers=workers)
+    return Engine(made, world.dataset, world.scenario, world.training, SEED, place)
+
+
+class Ours:
+    """FedAvg on the weak view."""
+
+    def __init__(self, world: World) -> None:
+        self.engine = start(world)
+
+    def play(self) -> None:
+        """Train every client once."""
+        self.engine.play_round()

@@ -1,0 +1,93 @@
+"""The program that measures: what it compares is comparable, and it runs."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from waits import Counter
+
+from benchmarks.speed import counts
+from benchmarks.speed.__main__ import main
+from benchmarks.speed.growth import federation
+from benchmarks.speed.limit import Limit
+from benchmarks.speed.naive import Naive, average
+from benchmarks.speed.ours import Ours
+from benchmarks.speed.rates import best_seconds
+from benchmarks.speed.worlds import make_world, random_images
+
+
+@pytest.fixture
+def world():
+    return make_world(random_images(80, 3, 8), "tiny-cnn", clients=2, epochs=1)
+
+
+@pytest.mark.parametrize("make", [Ours, Limit, Naive])
+def test_every_loop_takes_the_same_steps(world, make):
+    loop, steps = make(world), []
+    with pytest.MonkeyPatch.context() as patch:
+        backward = torch.Tensor.backward
+        patch.setattr(torch.Tensor, "backward", lambda loss: steps.append(1) or backward(loss))
+        loop.play()
+    assert len(steps) == world.steps == 4
+
+
+def test_the_limit_crops_flips_and_normalises_like_the_engine(world):
+    limit, data = Limit(world), world.dataset
+    shown = limit._augmented(limit.images[:40])
+    grey = (shown * limit.std + limit.mean).round().to(torch.uint8)
+    padded = np.pad(data.train_x[:40], ((0, 0), (0, 0), (1, 1), (1, 1)))
+    for image, whole in zip(grey.numpy(), padded, strict=True):
+        crops = [whole[:, a : a + 8, b : b + 8] for a in range(3) for b in range(3)]
+        assert any(np.array_equal(image, crop[..., ::way]) for crop in crops for way in (1, -1))
+
+
+def test_naive_averages_are_means():
+    mean = average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}])
+    assert mean["w"].item() == 2.0
+
+
+def test_views_and_allocations_are_not_counted_as_kernels():
+    x = torch.ones(4, 4)
+    with Counter() as counter:
+        _ = x.view(16)[:3], torch.empty(2), x.t()
+        assert (counter.kernels, counter.syncs) == (0, 0)
+        _ = (x + 1).sum().item()
+    assert (counter.kernels, counter.syncs) == (3, 1)  # reading a value is a copy from the device
+
+
+def test_repetitions_take_turns_and_the_shortest_counts():
+    now, played = [0.0], []
+
+    def play(name, seconds):
+        spent = iter(seconds)
+
+        def run():
+            played.append(name)
+            now[0] += next(spent)
+
+        return run
+
+    plays = [play("a", [9, 3, 2]), play("b", [9, 4, 5])]
+    assert best_seconds(plays, repeats=2, clock=lambda: now[0]) == [2, 4]
+    assert "".join(played) == "ababab"
+
+
+def test_more_clients_hold_as_many_samples_and_as_many_take_part():
+    few, many = (federation(sampled=5, samples=16, clients=clients) for clients in (10, 40))
+    assert set(few.scenario.sizes) == set(many.scenario.sizes) == {16}
+    assert few.training.fraction * 10 == many.training.fraction * 40 == 5
+
+
+def test_the_program_prints_json_and_no_step_waits(monkeypatch, capsys):
+    def tiny_world(model, clients, epochs):
+        return make_world(random_images(64, 1, 8), model, clients, epochs)
+
+    monkeypatch.setattr(counts, "rate_world", tiny_world)
+    monkeypatch.setattr(sys, "argv", ["speed", "--part", "counts", "--model", "tiny-cnn", "--json"])
+    main()
+    (rows,) = json.loads(capsys.readouterr().out).values()
+    syncs = {row["loop"]: row["syncs_per_step"] for row in rows}
+    assert syncs["engine"] == syncs["limit"] == 0
+    assert syncs["naive"] >= 1
