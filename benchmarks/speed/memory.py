@@ -6,6 +6,7 @@ import multiprocessing
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def peak_memory() -> int:
 
 def alone(work: Callable[..., Any], *arguments: Any) -> Any:
     """What `work` returns in a fresh process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
+    # Not a Pool: it would wait for ever for a process that was killed, say for want of memory.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def play_loop(name: str, model: str) -> tuple[int, int]:

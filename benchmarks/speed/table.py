@@ -22,7 +22,7 @@ class Table:
     def printed(self) -> RichTable:
         """For the terminal."""
         table = RichTable(title=self.title, title_justify="left")
-        for name, value in self.rows[0].items():
+        for name, value in (self.rows[0] if self.rows else {}).items():
             table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
         for row in self.rows:
             table.add_row(*(text(value) for value in row.values()))
