@@ -16,7 +16,7 @@ p { margin: .2rem 0; color: var(--dim); font-size: .88rem; }
 p.alarm { color: #fff; background: var(--loud); padding: .4rem .7rem; font-weight: 600; }
 div.scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .22rem .7rem; text-align: right; white-space: nowrap; }
+th, td { padding: .22rem .55rem; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; }
 thead th, tbody tr:last-child > * { border-bottom: 1px solid var(--rule); }
 thead th { border-top: 1px solid var(--rule); font-weight: 600; }
