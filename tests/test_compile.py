@@ -11,11 +11,8 @@ from flnl_bench.models import make_network
 from flnl_bench.registry import default_registry
 from flnl_bench.testing import play, toy_engine
 
-# torch writes the names of attributes into code, and "global", a part of FedFixer's model, is a keyword.
-KEYWORD = pytest.mark.xfail(reason="torch cannot compile a part called global", strict=True)
-MARKS = {"fedgr": [], "fedfixer": [pytest.mark.slow, KEYWORD]}
 METHODS = [
-    pytest.param(name, marks=MARKS.get(name, [pytest.mark.slow]))  # all together a minute
+    pytest.param(name, marks=[] if name == "fedgr" else pytest.mark.slow)  # all together a minute
     for name in default_registry().methods
 ]
 

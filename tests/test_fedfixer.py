@@ -39,7 +39,7 @@ class Fixed(nn.Module):
 
 
 def pair(z_w, z_theta):
-    return nn.ModuleDict({"global": Fixed(z_w), "personal": Fixed(z_theta)})
+    return nn.ModuleDict({"shared": Fixed(z_w), "personal": Fixed(z_theta)})
 
 
 def loss_of(method, model, received, y, t):
@@ -215,7 +215,7 @@ def test_a_model_for_which_nothing_is_kept_gets_no_gradient_not_even_of_the_dist
     assert torch.isfinite(loss).all()
     loss.mean().backward()
     assert model["personal"].z.grad.abs().max() == 0
-    assert model["global"].z.grad.abs().max() > 0
+    assert model["shared"].z.grad.abs().max() > 0
 
 
 def test_a_model_for_which_nothing_is_kept_takes_no_step():
@@ -228,9 +228,9 @@ def test_a_model_for_which_nothing_is_kept_takes_no_step():
             return torch.zeros_like(y, dtype=torch.bool)
 
     engine = toy_engine(Nothing())
-    before = network_weights(engine.workbench.model["global"])["head.weight"].clone()
+    before = network_weights(engine.workbench.model["shared"])["head.weight"].clone()
     after = engine.federation.train([0])[0].weights
-    assert torch.equal(after["global.head.weight"], before)
+    assert torch.equal(after["shared.head.weight"], before)
     assert torch.equal(engine.federation.states[0]["personal"]["head.weight"], before)
 
 
@@ -270,23 +270,23 @@ def visit(engine, t, client=0):
 def test_the_personal_model_waits_on_its_client_between_visits():
     engine = toy_engine(Watched())
     update, state = visit(engine, 0)
-    received = part(engine.server.weights, "global")
+    received = part(engine.server.weights, "shared")
     w, theta = state["start"]
     assert equal(w, received)
     assert equal(theta, received)  # first visit: a copy of w
     after_first = copy_weights(state["personal"])
     engine.server.weights = update.weights
-    engine.server.weights["global.head.bias"] += 1.0
+    engine.server.weights["shared.head.bias"] += 1.0
     _, state = visit(engine, 3)
     w, theta = state["start"]
     assert equal(theta, after_first)
-    assert equal(w, part(engine.server.weights, "global"))
+    assert equal(w, part(engine.server.weights, "shared"))
     assert not equal(state["personal"], after_first)
 
 
 def test_the_upload_holds_one_model():
     update, _ = visit(toy_engine(FedFixer()), 0)
-    assert set(update.weights) == {f"global.{name}" for name in toy_engine(FedAvg()).server.weights}
+    assert set(update.weights) == {f"shared.{name}" for name in toy_engine(FedAvg()).server.weights}
     assert not update.message
 
 
@@ -317,7 +317,7 @@ def test_where_everything_is_kept_the_global_model_is_that_of_fedavg_whatever_th
         for e in (engine, alone):
             visit(e, t)
     trained, expected = visit(engine, 2)[0].weights, visit(alone, 2)[0].weights
-    trained = part(trained, "global")
+    trained = part(trained, "shared")
     assert all(torch.allclose(trained[name], expected[name], atol=1e-6) for name in expected)
 
 
@@ -325,7 +325,7 @@ def test_a_strong_distance_keeps_theta_near_the_received_model():
     def gap(distance):
         engine = toy_engine(FedFixer(distance=distance))
         _, state = visit(engine, 0)
-        received = part(engine.server.weights, "global")
+        received = part(engine.server.weights, "shared")
         return (state["personal"]["head.weight"] - received["head.weight"]).norm().item()
 
     assert gap(5.0) < 0.6 * gap(0.0)

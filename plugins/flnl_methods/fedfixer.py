@@ -79,17 +79,17 @@ class FedFixer(Method):
     def build(self, new_net: Callable[[], nn.Module]) -> nn.Module:
         """w, and a place for θ_k, which comes from the client."""
         net = new_net()
-        return nn.ModuleDict({"global": net, "personal": copy.deepcopy(net)})
+        return nn.ModuleDict({"shared": net, "personal": copy.deepcopy(net)})
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor:
         """The global model alone."""
-        return model.get_submodule("global")(x)
+        return model.get_submodule("shared")(x)
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
         """θ_k = w at the first visit, and the label prior."""
         return {
-            "personal": copy_weights(network_weights(client.received.get_submodule("global"))),
+            "personal": copy_weights(network_weights(client.received.get_submodule("shared"))),
             "prior": label_prior(client.y, client.terms.classes),
         }
 
@@ -107,11 +107,11 @@ class FedFixer(Method):
         z_w, z_theta, y = shared(batch.x), personal(batch.x), batch.y
         k_w, k_theta = (self.keep(z.detach(), y, client.round, client.terms) for z in (z_w, z_theta))
         client.state["kept"][batch.index] = torch.stack((k_w, k_theta), dim=1)
-        client.held.update({"personal": ~k_w.any(), "global": ~k_theta.any()})
+        client.held.update({"personal": ~k_w.any(), "shared": ~k_theta.any()})
         beta, prior = self.beta(client.round, client.terms), client.state["prior"]
         l_theta = confident_loss(z_theta, y, prior, beta)
         if self.distance:
-            w_ref = client.received.get_submodule("global")
+            w_ref = client.received.get_submodule("shared")
             l_theta = l_theta + self.distance * half_squared_distance(personal, w_ref)
         l_w = confident_loss(z_w, y, prior, beta if self.cr_on_global else 0.0)
         return mean_of_kept(l_theta, k_w) + mean_of_kept(l_w, k_theta)
