@@ -57,8 +57,9 @@ class SGD:
             return
         momenta: list[Tensor] = []
         if self.settings.momentum:
-            # A buffer of zeros makes the first step like any other.
-            momenta = [self._momenta.setdefault(name, torch.zeros_like(p)) for name, p in live.items()]
+            for name in live.keys() - self._momenta.keys():
+                self._momenta[name] = torch.zeros_like(live[name])  # makes the first step like any other
+            momenta = [self._momenta[name] for name in live]
         torch._fused_sgd_(
             list(live.values()),
             [p.grad for p in live.values() if p.grad is not None],
