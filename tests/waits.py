@@ -1,10 +1,5 @@
 """Counts the moments in which a step would wait for the device."""
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))  # the counter is the one that measures the speed
-
 from benchmarks.speed.counting import Counter
 
 __all__ = ["Counter", "assert_no_step_waits"]
