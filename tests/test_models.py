@@ -34,6 +34,7 @@ def metered(**options):
     [
         ("tiny-cnn", 10, 94_762),
         ("resnet8", 10, 75_290),
+        ("resnet8-half", 10, 75_290),
         ("resnet20", 10, 269_722),
         ("resnet18", 10, 11_173_962),
         ("resnet34", 100, 21_328_292),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 MODELS: dict[str, str] = {
     "tiny-cnn": "three convolutions for small grey images (8×8 to 28×28), 94 thousand weights",
     "resnet8": "CIFAR ResNet with one block a stage, 75 thousand weights",
+    "resnet8-half": "resnet8 with a stride of 2 in the stem, so a quarter of its work, 75 thousand weights",
     "resnet20": "CIFAR ResNet of He et al. with three blocks a stage, 0.27 million weights",
     "resnet18": "ResNet-18 with a 3×3 stem for 32×32 images, 11.2 million weights",
     "resnet34": "ResNet-34 with a 3×3 stem for 32×32 images, 21.3 million weights",

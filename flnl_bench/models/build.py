@@ -32,7 +32,8 @@ def _small_backbone(name: str, channels: int, norm: str) -> TinyCNN | ResNet:
         return TinyCNN(channels, norm)
     if name in ("resnet18", "resnet34"):
         return wide_resnet({"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[name], channels, norm)
-    return thin_resnet({"resnet8": 8, "resnet20": 20}[name], channels, norm)
+    depth, stride = {"resnet8": (8, 1), "resnet8-half": (8, 2), "resnet20": (20, 1)}[name]
+    return thin_resnet(depth, channels, norm, stride)
 
 
 def _resnet50(channels: int, norm: str, pretrained: bool) -> nn.Module:

@@ -56,12 +56,18 @@ class ResNet(nn.Module):
     """A 3×3 stem, stages of residual blocks that halve the size, and the mean over all places."""
 
     def __init__(
-        self, channels: int, widths: Sequence[int], blocks: Sequence[int], norm: str, projection: bool
+        self,
+        channels: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        norm: str,
+        projection: bool,
+        stride: int = 1,
     ) -> None:
         super().__init__()
         width = widths[0]
         self.stem = nn.Sequential(
-            convolution(channels, width), normalisation(norm, width), nn.ReLU(inplace=True)
+            convolution(channels, width, stride=stride), normalisation(norm, width), nn.ReLU(inplace=True)
         )
         stages = []
         for number, (wide, count) in enumerate(zip(widths, blocks, strict=True)):
@@ -77,9 +83,9 @@ class ResNet(nn.Module):
         return self.blocks(self.stem(x)).mean((2, 3))
 
 
-def thin_resnet(depth: int, channels: int, norm: str) -> ResNet:
-    """The network of 6n + 2 layers, n blocks a stage."""
-    return ResNet(channels, (16, 32, 64), [(depth - 2) // 6] * 3, norm, projection=False)
+def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet:
+    """The network of 6n + 2 layers, n blocks a stage; `stride` is that of the stem."""
+    return ResNet(channels, (16, 32, 64), [(depth - 2) // 6] * 3, norm, projection=False, stride=stride)
 
 
 def wide_resnet(blocks: Sequence[int], channels: int, norm: str) -> ResNet:
