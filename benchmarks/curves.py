@@ -8,13 +8,14 @@ Lines are means over seeds. Needs matplotlib, which the project itself does with
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 
-from flnl_bench.leaderboard.order import method_key
+from flnl_bench.leaderboard.group import group
+from flnl_bench.leaderboard.order import setting_key
 from flnl_bench.leaderboard.runs import Run, read_runs
 from flnl_bench.recorder.folder import RunFolder
 
@@ -22,26 +23,28 @@ matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "flnl-bench"  # the same file for the same runs
 
 
-def curve(runs: list[Run], rounds: int) -> np.ndarray:
+def curve(runs: Iterable[Run]) -> np.ndarray:
     """Mean accuracy by round."""
-    return np.mean([[row["accuracy"] for row in RunFolder(r.path).read_rounds()][:rounds] for r in runs], 0)
+    return np.mean([[row["accuracy"] for row in RunFolder(run.path).read_rounds()] for run in runs], axis=0)
 
 
 def draw(runs: list[Run], output: Path) -> None:
-    """One figure for all runs."""
+    """One figure; what may not share a table does not share a panel."""
     from matplotlib import pyplot
 
-    panels: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        panels[run.setting, run.partition][run.method].append(run)
+    groups, warnings = group(runs)
+    for warning in warnings:
+        print(warning)
+    panels = [(g, s) for g in groups for s in sorted({run.setting for run in g.runs}, key=setting_key)]
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(3.2 * len(panels), 2.8), sharex=True, layout="constrained", squeeze=False
     )
-    for axis, ((setting, partition), methods) in zip(axes[0], sorted(panels.items()), strict=True):
-        for method in sorted(methods, key=method_key):
-            values = curve(methods[method], min(run.training["rounds"] for run in methods[method]))
-            axis.plot(np.arange(1, len(values) + 1), values, label=method)
-        axis.set(title=f"{setting}, {partition}", xlabel="round")
+    for axis, (table, setting) in zip(axes[0], panels, strict=True):
+        for line in table.lines:
+            if line.cells.get(setting):
+                values = curve(line.cells[setting].values())
+                axis.plot(np.arange(1, len(values) + 1), values, label=line.label)
+        axis.set(title=f"{setting}, {table.protocol.partition}", xlabel="round")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("test accuracy (%)")
     axes[0, 0].legend(fontsize="small")

@@ -15,7 +15,8 @@ from flnl_bench.errors import require, unknown
 NUMBERS_VERSION = 1
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-COMPILE_MODES = ("off", "default", "cudagraphs")
+COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
+LATER = ("precision", "compile")  # added to Training since runs are kept: as if absent while unchanged
 
 
 @dataclass(frozen=True)
@@ -75,5 +76,9 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Eight hex digits over everything that changes the numbers."""
-        text = json.dumps({**self.as_dict(), "numbers": NUMBERS_VERSION}, sort_keys=True)
+        values = {**self.as_dict(), "numbers": NUMBERS_VERSION}
+        for name in LATER:
+            if values["training"][name] == getattr(Training, name):
+                del values["training"][name]
+        text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

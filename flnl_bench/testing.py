@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import pickle
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,10 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from flnl_bench.api import Method
+from flnl_bench.api import Method, Weights
 from flnl_bench.config import Training
 from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
+from flnl_bench.engine.crew import Crew
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.local import Result, Task, Workbench
@@ -166,17 +168,18 @@ def check_order_of_clients(method: Method) -> None:
 def check_isolated(method: Method) -> None:
     """Clients that share nothing but messages give the same numbers: nothing bypasses the ledger."""
     isolated = toy_engine(method)
-    isolated.federation.labour = _Isolated(isolated.workbench)
+    isolated.federation.labour = _Isolated(isolated.labour)
     assert play(isolated) == reference(method)[0]
 
 
 class _Isolated:
     """A workbench whose every task is done by a copy made for it alone."""
 
-    def __init__(self, workbench: Workbench) -> None:
-        self.workbench = workbench
+    def __init__(self, labour: Crew | Workbench) -> None:
+        assert isinstance(labour, Workbench)
+        self.workbench = labour
 
-    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+    def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
         """Do each task with a new method and a new model."""
         for task in tasks:
             names = ("method", "terms", "model")
@@ -186,7 +189,13 @@ class _Isolated:
                 errand = getattr(copies["method"], errand.__name__)
             bench = dataclasses.replace(self.workbench, **copies)
             task = dataclasses.replace(copy.deepcopy(dataclasses.replace(task, errand=None)), errand=errand)
-            yield copy.deepcopy(bench.do(task))
+            yield copy.deepcopy(bench.do(copy.deepcopy(weights), task))
+
+
+def check_travels(method: Method) -> None:
+    """It can be sent to a worker process, and so can its model."""
+    assert pickle.loads(pickle.dumps(method)) == method
+    pickle.dumps(toy_engine(method).labour.model)  # type: ignore[union-attr]
 
 
 def check_blind(method: Method) -> None:
@@ -239,6 +248,7 @@ CHECKS: Sequence[Callable[[Method], None]] = (
     check_resumes,
     check_order_of_clients,
     check_isolated,
+    check_travels,
     check_blind,
     check_degenerate_clients,
     check_finite,

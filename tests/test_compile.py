@@ -62,3 +62,13 @@ def test_the_loss_of_a_method_is_one_graph_with_the_same_gradients(name):
     model.load_state_dict(state)
     step = compiled(lambda: method.loss(model, batch, client).mean())
     torch.testing.assert_close(gradients(model, step()), expected)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_gives_nearly_the_same_weights():
+    torch._dynamo.reset()
+    method = default_registry().make("fedavg", {}, {})
+    compiled_run, plain = toy_engine(method, compile="default"), toy_engine(method)
+    assert play(compiled_run, 1)[0]["forward"] == play(plain, 1)[0]["forward"]
+    torch.testing.assert_close(compiled_run.server.weights, plain.server.weights, atol=1e-4, rtol=1e-3)
+    assert compiled_run.labour.model.backbone._compiled_call_impl

@@ -1,21 +1,25 @@
 """Worker processes give the numbers of one process."""
 
 import dataclasses
+import json
 import multiprocessing
 
 import numpy as np
 import pytest
 import torch
 
+from flnl_bench.cli import main
+from flnl_bench.engine.crew import _lent
 from flnl_bench.engine.devices import choose_place
 from flnl_bench.engine.engine import Engine
 from flnl_bench.registry import default_registry
 from flnl_bench.testing import TRAINING, play, toy_dataset, toy_engine, toy_scenario
 
 TWO = choose_place("cpu", workers=2)
-SPAWNING = {"fedgr", "fedfixer", "fednoro"}  # a teacher; a private model; visits and errands
+FAST = {"fedgr", "fedfixer", "fednoro"}  # a teacher; a private model; visits
+RUN = ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", "2", "--epochs", "1"]
 METHODS = [
-    pytest.param(name, marks=[] if name in SPAWNING else pytest.mark.slow)
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
     for name in sorted(default_registry().methods)
 ]
 
@@ -52,19 +56,61 @@ def test_two_workers_give_the_numbers_of_one_process(name, crewed):
     assert np.array_equal(shared.predict_train(rows), alone.predict_train(rows))
 
 
-def test_what_goes_wrong_in_a_worker_is_told(crewed):
+@pytest.mark.parametrize(("errand", "kind"), [("divide", ZeroDivisionError), ("diverge", RuntimeError)])
+def test_what_goes_wrong_in_a_worker_is_told(crewed, errand, kind):
     engine = crewed("fedavg")
-    with pytest.raises(ZeroDivisionError) as told:
-        engine.federation.visit([0], divide)
-    assert "in divide" in told.value.__notes__[0]
-    for worker in multiprocessing.active_children():
-        worker.kill()
+    with pytest.raises(kind) as told:
+        engine.federation.visit([0, 1, 2], globals()[errand])
+    assert f"in {errand}" in told.value.__notes__[0]
+    assert not multiprocessing.active_children()
+    with pytest.raises(RuntimeError, match="the worker processes have ended"):
+        engine.play_round()
+
+
+def test_the_death_of_a_worker_is_told(crewed):
+    engine = crewed("fedavg")
+    multiprocessing.active_children()[0].kill()
     with pytest.raises(RuntimeError, match="a worker process has died"):
         engine.play_round()
 
 
+def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):
+    np.save(tmp_path / "images.npy", np.arange(24, dtype=np.uint8))
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="c")
+    files = _lent({"train": mapped, "test": mapped[:6]}, tmp_path)
+    assert files["train"] == (tmp_path / "images.npy", True)
+    assert files["test"] == (tmp_path / "test.npy", False)
+    assert np.array_equal(np.load(files["test"][0]), mapped[:6])
+
+
+def test_the_command_gives_the_same_rounds_with_workers(tmp_path):
+    rows = []
+    for place in ([], ["--workers", "2"]):
+        out = tmp_path / str(len(place))
+        with pytest.raises(SystemExit) as ended:
+            main([*RUN, "--out", str(out), *place])
+        assert ended.value.code == 0
+        (file,) = out.rglob("rounds.jsonl")
+        rows.append([json.loads(line) for line in file.read_text().splitlines()])
+    for row in (*rows[0], *rows[1]):
+        del row["seconds"]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 2
+
+
+class Diverged(Exception):
+    """Can be sent but not read."""
+
+    def __init__(self, client, loss):
+        super().__init__(f"client {client}")
+
+
 def divide(client):
     return {"answer": client.round / 0}
+
+
+def diverge(client):
+    raise Diverged(client.round, 1.0)
 
 
 def same(a, b):

@@ -14,6 +14,7 @@ def two_gpus(monkeypatch):
     """As if there were two."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
 
 
 def test_one_process_is_the_default():
@@ -32,6 +33,12 @@ def test_every_device_gets_a_worker_and_further_ones_in_turn(two_gpus):
     assert (place.home, place.workers) == (first, (first, second))
     assert choose_place("cuda", ["cuda:0", "cuda:1"], 3).workers == (first, second, first)
     assert choose_place(devices=["cuda:1"]).home == second
+
+
+def test_unlike_gpus_do_not_share_a_run(two_gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"kind {device.index}")
+    with pytest.raises(BadInput, match="kind 0 and kind 1 do not give the same numbers"):
+        choose_place(devices=["cuda:0", "cuda:1"])
 
 
 @pytest.mark.parametrize(

@@ -278,9 +278,10 @@ def test_fedprox_without_its_term_is_fedavg():
 def test_bfloat16_networks_learn_and_give_float32():
     method = FedAvg()
     engine = toy_engine(method, precision="bfloat16")
-    network = engine.workbench.model
+    network = engine.labour.model
     features, logits = network.both(torch.zeros(2, 1, 8, 8))
     assert features.dtype == logits.dtype == torch.float32
+    assert engine.labour.global_model(engine.server.weights).autocasts  # the test computes like the training
     half, full = play(engine), play(toy_engine(method))
     assert half != full
     assert half[-1]["accuracy"] > 60

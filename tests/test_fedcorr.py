@@ -398,7 +398,7 @@ def test_without_any_clean_client_the_cleanest_are_taken():
 def test_the_end_of_stage_two_relabels_every_confident_sample_of_noisy_clients():
     engine = toy_engine(FedCorr(), WIDE)
     engine.server.state["noisy"] = [2, 4]
-    before = {k: engine.workbench.shards.given[k] for k in range(6)}
+    before = {k: engine.labour.shards.given[k] for k in range(6)}
     q = {}
 
     def look(client):

@@ -228,7 +228,7 @@ def test_a_model_for_which_nothing_is_kept_takes_no_step():
             return torch.zeros_like(y, dtype=torch.bool)
 
     engine = toy_engine(Nothing())
-    before = network_weights(engine.workbench.model["shared"])["head.weight"].clone()
+    before = network_weights(engine.labour.model["shared"])["head.weight"].clone()
     after = engine.federation.train([0])[0].weights
     assert torch.equal(after["shared.head.weight"], before)
     assert torch.equal(engine.federation.states[0]["personal"]["head.weight"], before)

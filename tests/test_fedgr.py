@@ -151,7 +151,7 @@ def test_the_first_visit_takes_the_global_model_whole():
 def test_the_teacher_follows_every_step_batchnorm_statistics_included():
     engine = toy_engine(FedGR(gamma_l=0.0))
     engine.federation.train([0])
-    live = network_weights(engine.workbench.model)
+    live = network_weights(engine.labour.model)
     teacher = engine.federation.states[0]["teacher"]
     assert any("running_mean" in name for name in teacher)
     assert all(torch.equal(teacher[name], live[name]) for name in live)
@@ -167,7 +167,7 @@ def test_a_small_step_of_the_teacher_is_one_part_in_a_hundred():
     engine = toy_engine(OneStep())
     before = copy_weights(engine.server.weights)
     engine.federation.train([0])
-    live, teacher = network_weights(engine.workbench.model), engine.federation.states[0]["teacher"]
+    live, teacher = network_weights(engine.labour.model), engine.federation.states[0]["teacher"]
     for name, value in before.items():
         torch.testing.assert_close(teacher[name], 0.99 * value + 0.01 * live[name])
 

@@ -65,7 +65,7 @@ def test_the_prior_is_that_of_the_labels_that_are_trained_on():
     engine = toy_engine(FedNoRo(), toy_scenario("sym-1.0", "dir-1.0"))
     engine.federation.train(range(6))
     for k, state in engine.federation.states.items():
-        labels = engine.workbench.shards.given[k]
+        labels = engine.labour.shards.given[k]
         assert torch.equal(state["counts"], torch.bincount(labels, minlength=3))
         assert (state["counts"][labels] > 0).all()
 
@@ -268,12 +268,12 @@ def test_a_split_that_fails_leaves_all_clients_clean(rows):
 def test_class_losses_are_plain_means_by_given_label_of_the_global_model():
     engine = toy_engine(FedNoRo(min_count=3), degenerate_scenario())
     answers = engine.federation.visit(range(6), engine.method.class_losses)
-    model = engine.workbench.global_model(engine.server.weights)
+    model = engine.labour.global_model(engine.server.weights)
     for k in range(6):
         seen = []
         engine.federation.visit([k], lambda client, seen=seen: seen.append(client.map(lambda b: b.x)) or {})
-        labels = engine.workbench.shards.given[k]
-        model = engine.workbench.global_model(engine.server.weights)
+        labels = engine.labour.shards.given[k]
+        model = engine.labour.global_model(engine.server.weights)
         with torch.no_grad():
             losses = F.cross_entropy(model(seen[0]), labels, reduction="none")
         for c in range(3):

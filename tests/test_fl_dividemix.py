@@ -448,7 +448,7 @@ def test_passes_without_gradient_move_the_statistics_of_a_network_in_training(tr
 
 # -- evaluation, cost, beliefs -----------------------------------------------------------------------
 def test_the_sum_of_the_logits_of_two_different_networks_is_evaluated():
-    model = toy_engine(FLDivideMix()).workbench.model.eval()
+    model = toy_engine(FLDivideMix()).labour.model.eval()
     x = torch.randn(4, 1, 8, 8)
     assert not torch.allclose(model["net1"](x), model["net2"](x))
     assert torch.equal(FLDivideMix().predict(model, x), model["net1"](x) + model["net2"](x))

@@ -368,10 +368,10 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
         raise KeyboardInterrupt
 
     run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path, CPU)
-    monkeypatch.setattr("flnl_bench.runner.provenance", lambda device: {"numbers": 1, "commit": "old"})
+    monkeypatch.setattr("flnl_bench.runner.provenance", lambda *_: {"numbers": 1, "commit": "old"})
     with pytest.raises(KeyboardInterrupt):
         run.play(progress=stop)
-    monkeypatch.setattr("flnl_bench.runner.provenance", lambda device: {"numbers": 1, "commit": "new"})
+    monkeypatch.setattr("flnl_bench.runner.provenance", lambda *_: {"numbers": 1, "commit": "new"})
     record = run.play()
     assert (record["provenance"]["commit"], record["resumed"]) == ("new", 1)
     assert [about["commit"] for about in record["earlier"]] == ["old"]

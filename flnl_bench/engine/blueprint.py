@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +10,9 @@ import torch
 from torch import nn
 
 from flnl_bench.api import Method, Terms
-from flnl_bench.config import Training
+from flnl_bench.config import COMPILE_MODES, Training
 from flnl_bench.data.dataset import Augmentation
-from flnl_bench.engine.local import Workbench
+from flnl_bench.engine.local import MEMORY_FORMAT, Workbench
 from flnl_bench.engine.sgd import Optimiser
 from flnl_bench.engine.shards import Shards, as_images
 from flnl_bench.engine.views import Views
@@ -36,7 +37,6 @@ class Blueprint:
     def build(self, device: torch.device) -> Workbench:
         """A workbench on a device, and the settings of this process that it counts on."""
         configure(device, self.training.precision)
-        compiled = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}
         given = tuple(torch.from_numpy(labels).to(device) for labels in self.given)
         return Workbench(
             method=self.method,
@@ -45,10 +45,10 @@ class Blueprint:
             test_images=as_images(self.images["test"], device),
             views=Views(self.augmentation, self.mean, self.std, device),
             optimiser=Optimiser(self.training.lr, self.training.momentum, self.training.weight_decay),
-            model=self.model.to(device).to(memory_format=torch.channels_last),
+            model=copy.deepcopy(self.model).to(device).to(memory_format=MEMORY_FORMAT),
             seed=self.seed,
             autocasts=self.training.precision == "bfloat16",
-            compile_mode=compiled[self.training.compile],
+            compile_mode=COMPILE_MODES[self.training.compile],
         )
 
 
@@ -56,6 +56,7 @@ def configure(device: torch.device, precision: str) -> None:
     """One thread a process and deterministic kernels: equal numbers, and faster for many runs."""
     torch.set_num_threads(1)
     if device.type == "cuda":
+        torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

@@ -6,15 +6,19 @@ it does not matter which worker does a task. Images are not sent: workers map th
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
+import os
 import pickle
 import signal
 import tempfile
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,8 +31,10 @@ from torch import Tensor
 from flnl_bench.api import Update, Weights
 from flnl_bench.engine.blueprint import Blueprint
 from flnl_bench.engine.devices import Place
-from flnl_bench.engine.local import EVALUATION_BATCH, Result, Task, Workbench
+from flnl_bench.engine.local import EVALUATION_BATCH, MEMORY_FORMAT, Result, Task, Workbench
+from flnl_bench.engine.shards import RESIDENT_BYTES
 from flnl_bench.engine.tree import placed, to_cpu
+from flnl_bench.errors import BadInput, one_line
 
 
 class Crew:
@@ -37,38 +43,36 @@ class Crew:
     def __init__(self, blueprint: Blueprint, place: Place) -> None:
         """Start the workers and wait until they are ready."""
         self.home = place.home
-        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
-        with tempfile.TemporaryDirectory(prefix="flnl-bench-") as folder:
-            files = {part: _lend(x, Path(folder) / f"{part}.npy") for part, x in blueprint.images.items()}
-            plan = pickle.dumps(replace(blueprint, images={}))
-            self._workers: list[BaseProcess] = []
-            self._idle: list[Connection] = []
-            for device in place.workers:
-                ours, theirs = context.Pipe()
-                worker = context.Process(target=_serve, args=(theirs, plan, files, str(device)), daemon=True)
-                worker.start()
-                theirs.close()
-                self._workers.append(worker)
-                self._idle.append(ours)
-            for connection in self._idle:
-                _receive(connection)  # it has opened the files: they may go
+        self._workers: list[BaseProcess] = []
+        self._idle: list[Connection] = []
+        try:
+            with tempfile.TemporaryDirectory(prefix="flnl-bench-") as folder:
+                files = _lent(blueprint.images, Path(folder))
+                plan = pickle.dumps(replace(blueprint, images={}))
+                with _quiet_children():
+                    for device in place.workers:
+                        self._start(plan, files, str(device))
+                for connection in self._idle:
+                    _receive(connection)  # it has opened the files: they may go
+        except BaseException:
+            self.close()
+            raise
 
-    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+    def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
         """The results of tasks that do not depend on each other, in their order."""
-        for result in self._share(("do", replace(task, weights=to_cpu(task.weights))) for task in tasks):
-            answer = result.answer
-            if isinstance(answer, Update):
-                weights = placed(answer.weights, self.home, torch.channels_last)
-                result = replace(result, answer=replace(answer, weights=weights))
+        calls = (("do", replace(task, inbox=to_cpu(task.inbox))) for task in tasks)
+        for result in self._share(weights, calls):
+            if isinstance(result.answer, Update):
+                back = placed(result.answer.weights, self.home, MEMORY_FORMAT)
+                result = replace(result, answer=replace(result.answer, weights=back))
             yield result
 
     def logits(self, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
         """What the global model says to some images, in the batches that one process would use."""
         batches = -(-len(rows) // EVALUATION_BATCH)
-        share = EVALUATION_BATCH * -(-batches // len(self._workers))
-        sent = to_cpu(weights)
-        parts = np.split(rows, range(share, len(rows), share))
-        return torch.cat(list(self._share(("logits", sent, part, rows) for rows in parts))).to(self.home)
+        share = EVALUATION_BATCH * max(1, -(-batches // len(self._workers)))
+        calls = (("logits", part, some) for some in np.split(rows, range(share, len(rows), share)))
+        return torch.cat(list(self._share(weights, calls))).to(self.home)
 
     def close(self) -> None:
         """End the workers, whatever they are doing."""
@@ -76,33 +80,79 @@ class Crew:
             worker.kill()
         for worker in self._workers:
             worker.join()
+        self._workers.clear()
+        self._idle.clear()
 
-    def _share(self, calls: Iterable[tuple]) -> Iterator[Any]:
+    def _start(self, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=_serve, args=(theirs, plan, files, device), daemon=True)
+        worker.start()
+        theirs.close()
+        self._workers.append(worker)
+        self._idle.append(ours)
+
+    def _share(self, weights: Weights, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Answers in the order of the calls, each given to the next worker that is free."""
+        if not self._workers:
+            raise RuntimeError("the worker processes have ended")
         waiting = deque(enumerate(calls))
+        packed = pickle.dumps(to_cpu(weights))
+        unaware = set(self._idle)  # of these weights
         busy: dict[Connection, int] = {}
         answers: dict[int, Any] = {}
-        for turn in range(len(waiting)):
-            while turn not in answers:
-                while waiting and self._idle:
-                    number, call = waiting.popleft()
-                    connection = self._idle.pop()
-                    busy[connection] = number
-                    with suppress(OSError):  # died: its answer will tell
-                        connection.send_bytes(pickle.dumps(call))
-                for ready in wait(list(busy)):
-                    assert isinstance(ready, Connection)
-                    answers[busy.pop(ready)] = _receive(ready)
-                    self._idle.append(ready)
-            yield answers.pop(turn)
+        try:
+            for turn in range(len(waiting)):
+                while turn not in answers:
+                    while waiting and self._idle:
+                        connection = self._idle.pop()
+                        busy[connection], call = waiting.popleft()
+                        message = pickle.dumps((packed if connection in unaware else None, call))
+                        unaware.discard(connection)
+                        with suppress(OSError):  # died: its answer will tell
+                            connection.send_bytes(message)
+                    for ready in wait(list(busy)):
+                        assert isinstance(ready, Connection)
+                        answers[busy.pop(ready)] = _receive(ready)
+                        self._idle.append(ready)
+                yield answers.pop(turn)
+        except BaseException:
+            self.close()  # workers may be in the middle of something that nobody waits for
+            raise
 
 
-def _lend(images: np.ndarray, file: Path) -> tuple[Path, bool]:
-    """A file with the images, and whether it is theirs: what is mapped from a file is not copied."""
-    if isinstance(images, np.memmap) and images.filename:
-        return Path(images.filename), True
-    np.save(file, images)
-    return file, False
+@contextmanager
+def _quiet_children() -> Iterator[None]:
+    """Processes that are started inside have one thread for linear algebra and do not see Ctrl-C."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, unlike a handler
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _lent(images: Mapping[str, np.ndarray], folder: Path) -> dict[str, tuple[Path, bool]]:
+    """A file for each part, and whether it must be streamed; what is the map of a file is not copied."""
+    files = {}
+    for part, array in images.items():
+        source = str(getattr(array, "filename", ""))
+        if source.endswith(".npy") and isinstance(array.base, mmap.mmap):  # a map, and not a slice of one
+            files[part] = Path(source), True
+            continue
+        try:
+            np.save(folder / f"{part}.npy", array)
+        except OSError as error:
+            raise BadInput(
+                f"workers need {array.nbytes} bytes in {folder} (TMPDIR): {one_line(error)}"
+            ) from None
+        files[part] = folder / f"{part}.npy", array.nbytes > RESIDENT_BYTES
+    return files
 
 
 def _receive(connection: Connection) -> Any:
@@ -118,53 +168,60 @@ def _receive(connection: Connection) -> Any:
 
 # -- in a worker -----------------------------------------------------------------------------------------
 def _serve(connection: Connection, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
-    """The life of a worker: calls come in, answers go out, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but is the parent's business
-    bench: Workbench | None = None
-
-    def answer(call: bytes) -> Any:
-        nonlocal bench
-        if bench is None:
-            bench = _bench(pickle.loads(call), files, torch.device(device))
-            return None
-        name, *arguments = pickle.loads(call)
-        return _do(bench, *arguments) if name == "do" else _logits(bench, *arguments)
-
+    """The life of a worker: calls come in, answers go out, until the pipe closes or the parent dies."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    helper = _Helper(plan, files, torch.device(device))
     with suppress(EOFError, OSError):
-        call = plan
+        connection.send_bytes(_packed(helper.prepare))
         while True:
-            connection.send_bytes(_packed(answer, call))
-            call = connection.recv_bytes()
+            connection.send_bytes(_packed(partial(helper.answer, connection.recv_bytes())))
 
 
-def _packed(answer: Callable[[bytes], Any], call: bytes) -> bytes:
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
+
+
+def _packed(answer: Callable[[], Any]) -> bytes:
     """The answer or the error, which carries the worker's traceback as a note."""
     try:
-        return pickle.dumps((answer(call), None))
+        return pickle.dumps((answer(), None))
     except Exception as error:
-        error.add_note(traceback.format_exc())
-        try:
-            return pickle.dumps((None, error))
-        except Exception:
-            return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
+        note = traceback.format_exc()
+        for told in (error, RuntimeError(f"{type(error).__name__}: {error}")):
+            told.add_note(note)
+            with suppress(Exception):
+                packed = pickle.dumps((None, told))
+                pickle.loads(packed)  # some errors can be sent but not read
+                return packed
+        raise
 
 
-def _bench(plan: Blueprint, files: Mapping[str, tuple[Path, bool]], device: torch.device) -> Workbench:
-    """A workbench over the mapped images; a GPU gets its own copy of what need not be streamed."""
-    images = {part: np.load(file, mmap_mode="c") for part, (file, _) in files.items()}
-    if device.type != "cpu":
-        images = {part: x if files[part][1] else np.array(x) for part, x in images.items()}
-    return replace(plan, images=images).build(device)
+class _Helper:
+    """A workbench and the weights that it was sent last."""
 
+    def __init__(self, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: torch.device) -> None:
+        self.plan, self.files, self.device = plan, files, device
 
-def _do(bench: Workbench, task: Task) -> Result:
-    weights = placed(task.weights, bench.shards.device, bench.memory_format)
-    result = bench.do(replace(task, weights=weights))
-    if isinstance(result.answer, Update):
-        update = replace(result.answer, weights=to_cpu(result.answer.weights))
-        return replace(result, answer=update)
-    return result
+    def prepare(self) -> None:
+        """Build the workbench; a GPU gets its own copy of images that need not be streamed."""
+        blueprint: Blueprint = pickle.loads(self.plan)
+        images = {}
+        for part, (file, streamed) in self.files.items():
+            mapped = np.load(file, mmap_mode="c")
+            images[part] = mapped if streamed or self.device.type == "cpu" else np.array(mapped)
+        self.bench: Workbench = replace(blueprint, images=images).build(self.device)
 
-
-def _logits(bench: Workbench, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
-    return bench.logits(placed(weights, bench.shards.device, bench.memory_format), part, rows).cpu()
+    def answer(self, message: bytes) -> Any:
+        """Do what a message asks for; what goes back is on the CPU."""
+        weights, (name, *arguments) = pickle.loads(message)
+        if weights is not None:
+            self.weights: Weights = placed(pickle.loads(weights), self.device, MEMORY_FORMAT)
+        if name == "logits":
+            return self.bench.logits(self.weights, *arguments).cpu()
+        result = self.bench.do(self.weights, *arguments)
+        if isinstance(result.answer, Update):
+            result = replace(result, answer=replace(result.answer, weights=to_cpu(result.answer.weights)))
+        return result

@@ -30,6 +30,9 @@ def choose_place(device: str = "auto", devices: Sequence[str] = (), workers: int
     kinds = sorted({each.type for each in found})
     if len(kinds) > 1:
         raise BadInput(f"--devices {','.join(devices)}: they are of different kinds, so numbers would differ")
+    names = sorted({torch.cuda.get_device_name(each) for each in found if each.type == "cuda"})
+    if len(names) > 1:
+        raise BadInput(f"--devices {','.join(devices)}: {' and '.join(names)} do not give the same numbers")
     if device not in ("auto", kinds[0]):
         raise BadInput(f"--device {device} and --devices {','.join(devices)} do not agree; use one of them")
     count = len(found) if workers is None else workers

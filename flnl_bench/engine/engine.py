@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from flnl_bench.api import Method, Server, State, Terms, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
-from flnl_bench.engine.blueprint import Blueprint
+from flnl_bench.engine.blueprint import Blueprint, configure
 from flnl_bench.engine.crew import Crew
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.federation import LocalFederation
+from flnl_bench.engine.local import MEMORY_FORMAT, sent_weights
 from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.models import make_network
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting
@@ -88,14 +89,16 @@ class Engine:
             mean=dataset.mean,
             std=dataset.std,
         )
-        self.crew = Crew(blueprint, place) if place.workers else None
-        self.workbench = blueprint.build(place.home)
+        self.device = place.home
+        configure(self.device, training.precision)
         self.test_rows = _subset(len(dataset.test_y), training.test_samples)
-        self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(place.home)
+        self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(self.device)
         sizes = tuple(len(rows) for rows in scenario.clients)
-        self.server = Server(self.terms, seed, copy_weights(self.workbench.sent_weights), sizes)
+        initial = copy_weights(sent_weights(method, blueprint.model))
+        self.server = Server(self.terms, seed, placed(initial, self.device, MEMORY_FORMAT), sizes)
         self.server.state = method.server_state(self.server)
-        self.federation = LocalFederation(method, self.server, self.crew or self.workbench)
+        self.labour = Crew(blueprint, place) if place.workers else blueprint.build(self.device)
+        self.federation = LocalFederation(method, self.server, self.labour)
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
         """The method's model, its initial weights drawn on the CPU from their own stream."""
@@ -155,7 +158,7 @@ class Engine:
         return self._logits("train", rows).argmax(1).cpu().numpy()
 
     def _logits(self, part: str, rows: np.ndarray) -> Tensor:
-        return (self.crew or self.workbench).logits(self.server.weights, part, rows)
+        return self.labour.logits(self.server.weights, part, rows)
 
     # -- stopping and going on -----------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
@@ -165,14 +168,14 @@ class Engine:
     def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
         """Go on from a saved state."""
         self.server.round = state["round"]
-        self.server.weights = placed(state["weights"], self.test_labels.device, self.workbench.memory_format)
+        self.server.weights = placed(state["weights"], self.device, MEMORY_FORMAT)
         self.server.state = state["server"]
         self.federation.states = dict(clients)
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
-        if self.crew:
-            self.crew.close()
+        if isinstance(self.labour, Crew):
+            self.labour.close()
 
 
 def _subset(size: int, count: int | None) -> np.ndarray:

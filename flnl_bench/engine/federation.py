@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flnl_bench.api import Client, Method, Server, State, Update
+from flnl_bench.api import Client, Method, Server, State, Update, Weights
 from flnl_bench.cost import Cost
 from flnl_bench.engine.local import Result, Task
 from flnl_bench.engine.tree import count_bytes
 
 
 class Labour(Protocol):
-    """Who does the clients' work."""
+    """Who does the clients' work: a workbench in this process, or a crew of processes."""
 
-    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+    def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
         """The results of tasks that do not depend on each other, in their order."""
 
 
@@ -79,7 +79,7 @@ class LocalFederation:
             for k in wave:
                 rest.remove(k)
             tasks = (self._task(verb, k, **details) for k in wave)
-            for k, result in zip(wave, self.labour.work(tasks), strict=True):
+            for k, result in zip(wave, self.labour.work(self.server.weights, tasks), strict=True):
                 self.states[k] = result.state
                 self.cost.add(result.cost)
                 yield k, result
@@ -91,4 +91,4 @@ class LocalFederation:
         self.calls[verb, k] = before + 1
         # A visit must not move the batches of the training after it: they are the same for all methods.
         call = () if verb == "train" and not before else (verb, before)
-        return Task(k, self.server.round, call, self.server.weights, inbox, self.states.get(k), **details)
+        return Task(k, self.server.round, call, inbox, self.states.get(k), **details)

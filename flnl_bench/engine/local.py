@@ -37,17 +37,17 @@ from flnl_bench.models.network import Network
 from flnl_bench.streams import stream
 
 SLAB_PIXELS = 1 << 23  # images are augmented ahead in slabs of whole batches of about this size
+MEMORY_FORMAT = torch.channels_last
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
 
 
 @dataclass(frozen=True)
 class Task:
-    """One client's work in a round, self-contained so that any worker can do it."""
+    """One client's work in a round: with the global weights, all that any worker needs to do it."""
 
     client: int
     round: int
     call: tuple[str | int, ...]  # tells calls in one round apart; empty for the first training
-    weights: Weights
     inbox: Mapping[str, Any]
     state: State | None  # None: never seen before
     epochs: int | None = None
@@ -78,7 +78,6 @@ class Workbench:
     seed: int
     autocasts: bool = False  # networks compute in bfloat16
     compile_mode: str | None = None  # of torch.compile for the networks that train; None: do not compile
-    memory_format: torch.memory_format = torch.channels_last
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
@@ -89,44 +88,43 @@ class Workbench:
             for network in _networks(self.model):
                 network.backbone.compile(mode=self.compile_mode)
         self._live = network_weights(self.model)
-        self._sent = {n: t for n, t in self._live.items() if n.split(".")[0] not in self.method.private}
+        self._sent = sent_weights(self.method, self.model)
 
-    @property
-    def sent_weights(self) -> Weights:
-        """The part of the model that travels, sharing memory with it."""
-        return self._sent
-
-    def work(self, tasks: Iterable[Task]) -> Iterator[Result]:
+    def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
         """Do one task after the other."""
-        return map(self.do, tasks)
+        return (self.do(weights, task) for task in tasks)
 
-    def do(self, task: Task) -> Result:
+    def do(self, weights: Weights, task: Task) -> Result:
         """Train one client, or run an errand on it."""
-        client = self._client(task)
+        client = self._client(weights, task)
         if task.errand is None:
-            answer, loss = self._train(task, client)
+            answer, loss = self._train(weights, task, client)
         else:
             answer, loss = to_cpu(task.errand(client)), None
         return Result(answer, to_cpu(client.state), self.cost, loss)
 
+    def global_model(self, weights: Weights) -> nn.Module:
+        """A frozen model for evaluation between tasks."""
+        self._used = 0
+        return self._bind(weights)
+
     def logits(self, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
         """What the global model says to some images of a part of the data, "train" or "test"."""
-        self._used = 0
-        model = self._bind(weights)
+        model = self.global_model(weights)
         images = self.test_images if part == "test" else self.shards.images
         outputs = []
         with torch.inference_mode():
             for batch in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
                 plain = draw_view("plain", len(batch), self.views.augmentation, np.random.default_rng(0))
                 x = self.views.render(take(images, batch, self.shards.device), plain)
-                outputs.append(self.method.predict(model, x.contiguous(memory_format=self.memory_format)))
+                outputs.append(self.method.predict(model, x.contiguous(memory_format=MEMORY_FORMAT)))
         return torch.cat(outputs)
 
     # -- pieces ------------------------------------------------------------------------------------
-    def _train(self, task: Task, client: Client) -> tuple[Update, float | None]:
+    def _train(self, weights: Weights, task: Task, client: Client) -> tuple[Update, float | None]:
         """Local training: what the client sends, and its mean loss."""
         model, method = self.model, self.method
-        self._load(task.weights, client.state)
+        self._load(weights, client.state)
         method.on_receive(model, client)
         optimiser = self.optimiser.start(model.named_parameters())
         total = torch.zeros((), device=self.shards.device)
@@ -136,6 +134,7 @@ class Workbench:
         for portion in method.plan(model, client):
             for batch in self._batches(task.client, portion, method.views(), rngs):
                 optimiser.zero_grad()
+                client.held.clear()
                 loss = method.loss(model, batch, client).mean()
                 loss.backward()
                 optimiser.step(client.held)
@@ -150,20 +149,20 @@ class Workbench:
         update = Update(task.client, client.size, copy_weights(self._sent), to_cpu(message))
         return update, total.item() / count if count else None
 
-    def _client(self, task: Task) -> Client:
+    def _client(self, weights: Weights, task: Task) -> Client:
         """The client as the method sees it."""
         self.cost = Cost()
         self._used = 0
         for module in (self.model, *self._frozen):
             self._meter(module)
-        state = None if task.state is None else placed(task.state, self.shards.device, self.memory_format)
+        state = None if task.state is None else placed(task.state, self.shards.device, MEMORY_FORMAT)
         client = Client(
             terms=self.terms,
             round=task.round,
             y=self.shards.given[task.client],
-            received=self._bind(task.weights),
+            received=self._bind(weights),
             state={} if state is None else state,
-            inbox=placed(task.inbox, self.shards.device, self.memory_format),
+            inbox=placed(task.inbox, self.shards.device, MEMORY_FORMAT),
             epochs=self.terms.epochs if task.epochs is None else task.epochs,
             rng=self._stream(task, "method"),
             batch_rng=self._stream(task, "batches"),
@@ -233,8 +232,7 @@ class Workbench:
             a, b = int(ends[first] - sizes[first]), int(ends[last - 1])
             images = self.shards.take(client, rows[a:b])
             rendered = [
-                self.views.render(images, draw[a:b]).contiguous(memory_format=self.memory_format)
-                for draw in draws
+                self.views.render(images, draw[a:b]).contiguous(memory_format=MEMORY_FORMAT) for draw in draws
             ]
             for i in range(first, last):
                 lo, hi = int(ends[i] - sizes[i]), int(ends[i])
@@ -251,6 +249,11 @@ class Workbench:
             last = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
             yield first, last
             first = last
+
+
+def sent_weights(method: Method, model: nn.Module) -> Weights:
+    """The part of the model that travels, sharing memory with it."""
+    return {n: t for n, t in network_weights(model).items() if n.split(".")[0] not in method.private}
 
 
 def _networks(model: nn.Module) -> list[Network]:
