@@ -78,7 +78,7 @@ def profile_round() -> Table:
 
 
 def fedgr_run(folder: Path) -> runner.Run:
-    """Two rounds as in the quick preset: four clients of 500 images, two epochs, 2,000 test images."""
+    """Two rounds of four clients of 500 images, two epochs, 2,000 test images."""
     world = make_world(
         random_images(2000, 3, 32, test=2000), "resnet8", clients=4, epochs=2, rounds=2, test_samples=None
     )
