@@ -70,7 +70,7 @@ class Crew:
     def logits(self, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
         """What the global model says to some images, in the batches that one process would use."""
         batches = -(-len(rows) // EVALUATION_BATCH)
-        share = EVALUATION_BATCH * max(1, -(-batches // len(self._workers)))
+        share = EVALUATION_BATCH * max(1, -(-batches // (len(self._workers) or 1)))
         calls = (("logits", part, some) for some in np.split(rows, range(share, len(rows), share)))
         return torch.cat(list(self._share(weights, calls))).to(self.home)
 
