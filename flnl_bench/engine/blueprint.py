@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +18,8 @@ from flnl_bench.engine.local import MEMORY_FORMAT, Workbench
 from flnl_bench.engine.sgd import Optimiser
 from flnl_bench.engine.shards import Shards, as_images
 from flnl_bench.engine.views import Views
+
+TRIM_THRESHOLD, MMAP_THRESHOLD, LARGEST = -1, -3, 2**31 - 1  # of mallopt in glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,20 @@ class Blueprint:
 def configure(device: torch.device, precision: str) -> None:
     """One thread a process and deterministic kernels: equal numbers, and faster for many runs."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def keep_freed_memory() -> None:
+    """Keep what is freed for the next step, where glibc would give it back and ask for its pages anew."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # not so with musl
+        mallopt(TRIM_THRESHOLD, LARGEST)
+        mallopt(MMAP_THRESHOLD, LARGEST)
