@@ -11,6 +11,7 @@ from PIL import Image
 
 from flnl_bench.data import DATASETS, data_root, downloads, load_dataset
 from flnl_bench.data.class_maps import CIFAR10, CIFAR100, CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER
+from flnl_bench.data.digits import read_table
 from flnl_bench.errors import BadInput, MissingData
 
 
@@ -400,3 +401,18 @@ def test_lists_of_clothing1m_are_checked(clothing):
     labels.unlink()
     with pytest.raises(MissingData, match=r"looked for noisy_label_kv\.txt in .*clothing1m"):
         load_dataset("clothing1m", clothing)
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits as embedded
+
+    pixels, labels = read_table()
+    theirs = embedded()
+    np.testing.assert_array_equal(pixels, theirs.data)
+    np.testing.assert_array_equal(labels, theirs.target)
+
+
+def test_a_run_on_digits_needs_no_scikit_learn_until_a_mixture_is_fitted():
+    code = "import sys; from flnl_bench.data import load_dataset; load_dataset('digits'); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "sklearn" not in modules.split()

@@ -1,4 +1,4 @@
-"""Measures the engine: rates, counts, memory, growth, workers, profile.
+"""Measures the engine: rates, counts, memory, growth, workers, start, profile.
 
     python -m benchmarks.speed
     python -m benchmarks.speed --part rates --model resnet8 --repeats 9
@@ -21,6 +21,7 @@ from benchmarks.speed.growth import crews, growth, long_runs
 from benchmarks.speed.memory import client_memory, loop_memory
 from benchmarks.speed.profile import profile_round
 from benchmarks.speed.rates import rates
+from benchmarks.speed.start import start
 from benchmarks.speed.table import Table
 
 MODELS = ("tiny-cnn", "resnet8", "resnet18")
@@ -30,6 +31,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory)),
     "growth": lambda o: (table() for table in (lambda: growth(o.repeats), long_runs)),
     "workers": lambda o: iter([crews(o.model, o.workers, o.repeats)]),
+    "start": lambda o: iter([start(o.repeats)]),
     "profile": lambda o: iter([profile_round()]),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 
 from flnl_bench.data.class_maps import DIGITS
@@ -11,11 +14,8 @@ from flnl_bench.data.split import stratified_split
 
 def load_digits() -> Dataset:
     """1,437 train and 360 test images of 8×8 pixels."""
-    from sklearn.datasets import load_digits as embedded
-
-    table = embedded()
-    images = np.rint(table.images * (255 / 16)).astype(np.uint8)[:, None]  # [N, 1, 8, 8]
-    labels = table.target.astype(np.int64)
+    pixels, labels = read_table()
+    images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     train, test = stratified_split(labels, "digits")
     mean, std = channel_statistics(images[train])
     return Dataset(
@@ -30,3 +30,19 @@ def load_digits() -> Dataset:
         # Three operations and a square of half the side leave little of an 8×8 image to be learnt from.
         augmentation=Augmentation(size=8, pad=1, flip=False, colour=False, operations=2, cutout=0.25),
     )
+
+
+def read_table() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels from 0 to 16 [N, 64] and labels, as scikit-learn has them.
+
+    From its file: importing scikit-learn takes as long as importing torch.
+    """
+    package = find_spec("sklearn")
+    (folder,) = (package and package.submodule_search_locations) or ("",)
+    file = Path(folder, "datasets/data/digits.csv.gz")
+    if not file.exists():  # moved in a later version
+        from sklearn.datasets import load_digits as embedded
+
+        return embedded(return_X_y=True)
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(np.int64)
