@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -72,6 +74,14 @@ def test_the_death_of_a_worker_is_told(crewed):
     multiprocessing.active_children()[0].kill()
     with pytest.raises(RuntimeError, match="a worker process has died"):
         engine.play_round()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_the_decision_to_the_parent(crewed, stop):
+    engine = crewed("fedavg")
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, stop)
+    engine.play_round()
 
 
 def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):

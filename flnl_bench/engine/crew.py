@@ -123,10 +123,14 @@ class Crew:
 
 @contextmanager
 def _quiet_children() -> Iterator[None]:
-    """Processes that are started inside have one thread for linear algebra and do not see Ctrl-C."""
+    """Processes that are started inside have one thread for linear algebra and hear no signal to stop.
+
+    Such signals go to whole groups: the parent hears them, too, and ends its workers.
+    """
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, unlike a handler
+    stops = {signal.SIGINT, signal.SIGTERM}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # inherited, unlike a handler
     try:
         yield
     finally:
