@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flnl_bench.api import mix_into as mix_into
     from flnl_bench.api import network_weights as network_weights
     from flnl_bench.errors import BadInput as BadInput
+    from flnl_bench.errors import bounded as bounded
     from flnl_bench.errors import require as require
     from flnl_bench.registry import hookimpl as hookimpl
 
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 _ELSEWHERE = {
     "BadInput": "flnl_bench.errors",
+    "bounded": "flnl_bench.errors",
     "require": "flnl_bench.errors",
     "hookimpl": "flnl_bench.registry",
 }

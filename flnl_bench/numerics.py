@@ -103,6 +103,12 @@ def mixed(values: Tensor, lam: float, order: Tensor) -> Tensor:
     return lam * values + (1 - lam) * values[order]
 
 
+def mixup_cross_entropy(logits: Tensor, y_a: Tensor, y_b: Tensor, lam: float) -> Tensor:
+    """λ·CE(z, y_a) + (1 − λ)·CE(z, y_b) per example."""
+    first, second = (F.cross_entropy(logits, y, reduction="none") for y in (y_a, y_b))
+    return lam * first + (1 - lam) * second
+
+
 def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of a softmax over *probabilities*: ln Σ_c exp(p_c) − p_y, a range of width one.
 

@@ -13,7 +13,6 @@ from flnl_methods.fedcorr import (
     corrected,
     distance,
     largest,
-    mixup_loss,
     note_scores,
     upper_group,
 )
@@ -22,7 +21,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.tree import count_bytes
-from flnl_bench.numerics import bounded_cross_entropy, is_finite, loss_mixture
+from flnl_bench.numerics import bounded_cross_entropy, is_finite, loss_mixture, mixup_cross_entropy
 from flnl_bench.presets import load_preset
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
@@ -185,7 +184,7 @@ def test_every_batch_has_its_own_mixup_draws():
 
 def test_mixup_is_the_cross_entropy_of_soft_labels():
     logits, y = torch.tensor([[2.0, 1, 0], [0, 1, 3]]), torch.tensor([0, 2])
-    loss = mixup_loss(logits, y, 0.3, torch.tensor([1, 0])).mean()
+    loss = mixup_cross_entropy(logits, y, y.flip(0), 0.3).mean()
     soft = 0.3 * F.one_hot(y, 3) + 0.7 * F.one_hot(y[[1, 0]], 3)
     assert loss.item() == pytest.approx(2.038726, rel=1e-5)
     assert loss.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
@@ -197,7 +196,7 @@ def test_images_are_mixed_as_their_labels_are():
     client = SimpleNamespace(inbox={}, received=None, state={"labels": torch.tensor([2, 0])})
     loss = FedCorr().loss(Plane(0.0), batch, client)
     logits = torch.tensor([[1.0, 6, 0], [3, 2, 0]])
-    assert torch.allclose(loss, mixup_loss(logits, torch.tensor([0, 2]), 0.25, torch.tensor([1, 0])))
+    assert torch.allclose(loss, mixup_cross_entropy(logits, torch.tensor([0, 2]), torch.tensor([2, 0]), 0.25))
 
 
 # -- schedule ----------------------------------------------------------------------------------------
@@ -239,6 +238,15 @@ def test_any_number_of_rounds_has_a_schedule_that_ends_with_usual_training(clien
         if rounds >= 2 * visiting + 20:
             assert usual >= 10
             assert iterations >= 2
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(30, True), (39, False)])
+def test_a_run_that_is_too_short_for_its_stages_is_told(rounds, told, recwarn):
+    FedCorr().server_state(server_of(terms_of(rounds)))
+    assert [str(w.message) for w in recwarn] == told * [
+        "fedcorr: 30 rounds leave 2 iterations over all clients (it needs 2), 5 rounds of fine-tuning "
+        "and 5 of usual training (the last 10 count)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -517,19 +525,23 @@ def test_no_step_waits_for_the_device():
     assert_no_step_waits(make_engine)
 
 
-def test_beliefs_are_the_suspects_of_noisy_clients_and_the_current_labels():
+def test_what_was_corrected_or_is_suspected_counts_as_noisy():
     engine = toy_engine(FedCorr())
     method, server = engine.method, engine.server
     labels = torch.tensor([0, 1, 2])
-    state = {"labels": labels, "suspects": torch.tensor([True, False, False]), "lid_dropped": 0.25}
+    state = {
+        "labels": labels,
+        "suspects": torch.tensor([True, False, False]),
+        "kept": torch.tensor([True, True, False]),
+        "lid_dropped": 0.25,
+    }
     before = method.beliefs(server, 1, state)
     assert before.clean is None
     assert before.noise_ratio is None
     server.state["noisy"] = [1]
-    server.state["noise_ratio"][1] = 1 / 3
-    assert method.beliefs(server, 1, state).clean.tolist() == [False, True, True]
-    assert method.beliefs(server, 1, state).noise_ratio == pytest.approx(1 / 3)
-    assert method.beliefs(server, 0, state).clean.tolist() == [True] * 3
+    assert method.beliefs(server, 1, state).clean.tolist() == [False, True, False]
+    assert method.beliefs(server, 1, state).noise_ratio == pytest.approx(2 / 3)
+    assert method.beliefs(server, 0, state).clean.tolist() == [True, True, False]  # not noisy any more
     assert before.noisy_client is None
     assert [method.beliefs(server, k, state).noisy_client for k in (0, 1)] == [False, True]
     assert method.beliefs(server, 0, state).labels is labels

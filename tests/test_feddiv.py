@@ -13,7 +13,6 @@ from flnl_methods.feddiv import (
     debiased,
     fit_filter,
     maximise,
-    mixup_cross_entropy,
     ordered,
     random_start,
     responsibilities,
@@ -23,7 +22,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, Terms, Update, copy_weights
 from flnl_bench.engine.tree import count_bytes
-from flnl_bench.numerics import bounded_cross_entropy, uniform_penalty
+from flnl_bench.numerics import bounded_cross_entropy, mixup_cross_entropy, uniform_penalty
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 LOSSES = np.array([0, 0.1, 0.2, 0.9, 1.0])
@@ -366,13 +365,22 @@ def test_only_a_confident_global_model_relabels():
     assert state["targets"].tolist() == [0] * 14 + [1] * 6
 
 
+class Wary(FedDiv):
+    """Treats no client as clean, not even one without a noisy label."""
+
+    clean_client: float = -1.0
+
+    def __post_init__(self):
+        """Let it pass."""
+
+
 def test_a_clean_sample_keeps_its_given_label_even_if_the_global_model_differs():
     lenient = np.array([[0.0, 9.0], [0.05, 0.05], [0.5, 0.5]])
     strict = np.array([[0.0, 0.9], [0.05, 0.05], [0.5, 0.5]])
     given, guess = [0] * 10, [1] * 4 + [0] * 6
-    state = look(FedDiv(clean_client=-1.0), given, guess, filter=lenient).state
+    state = look(Wary(), given, guess, filter=lenient).state
     assert state["targets"].tolist() == given
-    assert look(FedDiv(clean_client=-1.0), given, guess, filter=strict).state["targets"].tolist() == guess
+    assert look(Wary(), given, guess, filter=strict).state["targets"].tolist() == guess
 
 
 def test_the_given_labels_stay_unless_new_ones_shall_persist():
@@ -504,15 +512,22 @@ def test_degenerate_clients_do_not_crash(variant):
     rows = play(engine)
     assert np.isfinite(rows[-1]["loss"])
     assert np.isfinite(engine.server.state["filter"]).all()
-    alone = engine.federation.states[0]  # one sample: equal losses, the filter comes back as it was sent
+    alone = engine.federation.states[0]  # one sample: equal losses
     assert alone["judged"]["noise_ratio"] == 0.0
 
 
-def test_a_client_with_one_sample_returns_the_filter_it_got():
+def test_a_client_with_equal_losses_sends_no_filter_and_its_old_one_stays():
     engine = toy_engine(FedDiv(), degenerate_scenario())
     engine.server.round = BEGIN
+    method, old = engine.method, FIXED_START + 0.01
+    engine.server.state["filters"][0] = old
     (update,) = engine.federation.train([0])
-    assert np.array_equal(update.message["filter"], FIXED_START)
+    assert "filter" not in update.message
+    method.merge_filters(engine.server, [update])
+    assert np.array_equal(engine.server.state["filters"][0], old)
+    engine.server.state["filters"].clear()
+    method.merge_filters(engine.server, [update])
+    assert not engine.server.state["filters"]
 
 
 def test_no_step_waits_for_the_device():

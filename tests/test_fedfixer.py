@@ -364,10 +364,19 @@ def test_no_step_waits_for_the_device(filter):
 
 
 def test_what_both_keep_is_believed_clean():
-    state = {"kept": torch.tensor([[True, True], [True, False], [False, False], [True, True]])}
-    beliefs = FedFixer().beliefs(Server(terms_of(), 1, {}, ()), 0, state)
+    kept = torch.tensor([[True, True], [True, False], [False, False], [True, True]])
+    server = Server(terms_of(), 1, {}, ())
+    beliefs = FedFixer().beliefs(server, 0, {"kept": kept, "judged": True})
     assert beliefs.clean.tolist() == [True, False, False, True]
     assert beliefs.numbers == {"kept_by_global": 0.75, "kept_by_personal": 0.5}
+    assert FedFixer().beliefs(server, 0, {"kept": kept, "judged": False}).clean is None
+
+
+def test_the_warm_up_judges_no_label():
+    engine = toy_engine(FedFixer(), rounds=4, fraction=1.0)
+    for judged in (False, False, False, True):
+        engine.play_round()
+        assert engine.federation.states[0]["judged"] is judged
 
 
 def test_the_sieve_finds_wrong_labels_in_the_toy_world():

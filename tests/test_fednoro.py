@@ -448,6 +448,14 @@ def test_it_says_which_clients_it_calls_noisy_once_it_knows():
     engine.server.state["noisy"] = [1]
     called = [engine.method.beliefs(engine.server, k, {}).noisy_client for k in (0, 1)]
     assert called == [False, True]
+    engine.server.state["noisy"] = []  # a split that failed
+    assert engine.method.beliefs(engine.server, 1, {}).noisy_client is None
+
+
+def test_a_model_that_is_not_finite_finds_no_noisy_clients():
+    engine = toy_engine(FedNoRo(), WIDE)
+    engine.server.weights = {name: t.fill_(math.nan) for name, t in engine.server.weights.items()}
+    assert engine.method.detect(engine.server, engine.federation)["split_failed"] == 1.0
 
 
 def test_the_noisy_clients_of_the_toy_world_are_found():

@@ -289,10 +289,19 @@ def test_no_step_waits_for_the_device():
 
 
 def test_what_both_keep_is_believed_clean():
-    state = {"kept": torch.tensor([[True, True], [True, False], [False, False], [False, True]])}
-    beliefs = FLCoteaching().beliefs(Server(terms_of(), 1, {}, ()), 0, state)
+    kept = torch.tensor([[True, True], [True, False], [False, False], [False, True]])
+    server = Server(terms_of(), 1, {}, ())
+    beliefs = FLCoteaching().beliefs(server, 0, {"kept": kept, "judged": True})
     assert beliefs.clean.tolist() == [True, False, False, False]
     assert beliefs.numbers == {"networks_agree": 0.5}
+    assert FLCoteaching().beliefs(server, 0, {"kept": kept, "judged": False}).clean is None
+
+
+def test_round_0_drops_nothing_and_judges_nothing():
+    engine = toy_engine(FLCoteaching(), fraction=1.0)
+    for judged in (False, True):
+        engine.play_round()
+        assert engine.federation.states[0]["judged"] is judged
 
 
 def test_the_selection_finds_wrong_labels_in_the_toy_world():

@@ -493,7 +493,9 @@ def test_no_step_waits_for_the_device(monkeypatch):
 
 
 def test_the_belief_is_the_mean_of_both_posteriors(monkeypatch):
-    assert agreed({"net1": np.array([0.2, 0.9]), "net2": None}, 2).tolist() == [0.6, 0.95]
+    assert agreed({"net1": np.array([0.2, 0.9]), "net2": np.array([0.6, 0.1])}).tolist() == [0.4, 0.5]
+    assert agreed({"net1": np.array([0.2, 0.9]), "net2": None}).tolist() == [0.2, 0.9]
+    assert agreed({"net1": None, "net2": None}) is None
     divide_by(monkeypatch, half(first=10), half(first=20))
     engine, _, state = train(FLDivideMix())
     belief = FLDivideMix().beliefs(engine.server, 0, state)

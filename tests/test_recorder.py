@@ -300,7 +300,8 @@ def test_saved_beliefs_have_the_truth_beside_them():
     assert arrays["noisy_client"].tolist() == [-1, -1, 1]
     np.testing.assert_array_equal(arrays["estimated_ratio"], [math.nan, math.nan, 0.25])
     np.testing.assert_allclose(arrays["realised_ratio"], [0, 2 / 3, 1 / 3])
-    assert "labels" not in arrays  # one of the two clients has none
+    assert arrays["labels"].tolist() == [0, 1, 2, -1, -1, -1]  # one of the two clients has none
+    assert "pseudo_labels" not in arrays
     unknown = belief_arrays(beliefs, dataclasses.replace(WORLD, truth_known=False))
     assert not {"true", "realised_ratio", "transitions"} & set(unknown)
 

@@ -1,12 +1,20 @@
 """Plugins are found, checked and, if they are broken, reported by name and skipped."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 
 from flnl_bench import BadInput, Method, hookimpl, registry
-from flnl_bench.registry import Registry, hyperparameters, load_registry, parse_value, values_of
+from flnl_bench.registry import (
+    Registry,
+    default_registry,
+    hyperparameters,
+    load_registry,
+    parse_value,
+    values_of,
+)
 
 
 class Mine(Method):
@@ -262,3 +270,19 @@ def test_a_value_of_another_type_is_refused(key, text, said):
 
 def test_a_literal_of_numbers_gives_a_number():
     assert parse_value("k", "2", Literal[1, 2]) == 2
+
+
+NUMBERS = [
+    (name, field.name)
+    for name, cls in sorted(default_registry().methods.items())
+    for field in dataclasses.fields(cls)
+    if "float" in str(field.type) or "int" in str(field.type)
+]
+
+
+@pytest.mark.parametrize(("method", "field"), NUMBERS)
+def test_no_method_takes_a_negative_number(method, field):
+    if field == "forget_rate":
+        pytest.skip("checked at the start of a run, together with what the setting announces")
+    with pytest.raises(BadInput, match=f"^{field} is -1"):
+        default_registry().make(method, {}, {field: "-1"})

@@ -13,7 +13,7 @@ from flnl_bench.api import Beliefs
 from flnl_bench.files import replace_file
 from flnl_bench.scenario import Scenario
 
-PER_SAMPLE = ("clean", "clean_probability", "labels", "pseudo_labels")
+UNKNOWN = {"clean": np.int8(-1), "clean_probability": np.nan, "labels": -1, "pseudo_labels": -1}  # per sample
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -37,10 +37,15 @@ def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[st
     if scenario.truth_known:
         arrays |= {"true": scenario.true[rows], "realised_ratio": scenario.realised}
         arrays["transitions"] = scenario.transitions
-    for name in PER_SAMPLE:
-        values = [getattr(beliefs[k], name) for k in clients]
-        if all(value is not None for value in values):
-            arrays[name] = np.concatenate([as_array(value) for value in values])
+    for name, unknown in UNKNOWN.items():
+        values = {k: getattr(beliefs[k], name) for k in clients}
+        if any(value is not None for value in values.values()):
+            arrays[name] = np.concatenate(
+                [
+                    np.full(scenario.sizes[k], unknown) if value is None else as_array(value)
+                    for k, value in values.items()
+                ]
+            )
     for k in clients:
         ratio, noisy = beliefs[k].noise_ratio, beliefs[k].noisy_client
         arrays["estimated_ratio"][k] = np.nan if ratio is None else ratio

@@ -1,10 +1,12 @@
 """FedCorr: find noisy clients and samples, fine-tune on clean clients, train on corrected labels.
 
 Xu, Chen, Quek, Chong. "FedCorr: Multi-Stage Federated Learning for Label Noise Correction". CVPR
-2022. Follows the authors' code; what the paper says otherwise is quoted from memory, unconfirmed:
+2022. Follows the authors' code, but for the order of visits (a permutation, as in the paper), the number of
+neighbours of small clients and the guards against degenerate ones; a client without a LID score in one
+iteration has one term less in its sum. What the paper says otherwise is quoted from memory, unconfirmed:
 that the proximal term is squared (`prox="squared"`), that the sample loss is a plain cross-entropy
-(`loss_space="nll"`), that MixUp belongs to the first stage only, and that a confidence of exactly θ
-is enough.
+(`loss_space="nll"`), that MixUp belongs to the first stage only, that a confidence of exactly θ
+is enough, and that stage 2 ends with a correction of the remaining noisy clients only.
 
 Three stages: (1) T1 iterations over all clients in random order, handing the model from one to the
 next; after each, two mixtures split clients by the dimension of their predictions and the samples of
@@ -18,6 +20,7 @@ labels, l losses, L cumulative LID, μ_k noise ratio, D_n noisy samples, Q softm
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -27,18 +30,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, Weights
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Federation,
+    Method,
+    Server,
+    State,
+    Step,
+    Terms,
+    Update,
+    Weights,
+    bounded,
+)
 from flnl_bench.numerics import (
     average,
     bounded_cross_entropy,
     is_finite,
     loss_mixture,
     mixed,
+    mixup_cross_entropy,
     with_mixup,
 )
 from flnl_methods.lid import client_dimension
 
-LAST_ROUNDS = 10  # the headline is the mean over the last ten rounds: all of them in stage 3
+LAST_ROUNDS = 10  # the headline is their mean: they should all be in stage 3
 
 
 class Schedule(NamedTuple):
@@ -79,9 +96,18 @@ class FedCorr(Method):
     clean_threshold: float = 0.1  # κ, largest μ_k of the clients of stage 2
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code looks at augmented images
 
+    def __post_init__(self) -> None:
+        bounded(self, "finetuning_share", "relabel_ratio", "confidence", "clean_threshold", high=1)
+        bounded(self, "beta", "lid_min_gap")
+        bounded(self, "iterations", "chunk", "neighbours", low=1)
+        bounded(self, "mixup", above=True)
+
     # -- schedule ----------------------------------------------------------------------------------
     def schedule(self, terms: Terms) -> Schedule:
-        """T1, T2, T3 within R rounds: stage 1 gets about half, at most; short runs keep stages 2 and 3."""
+        """T1, T2, T3 within R rounds: about half for stage 1, less where T2 or T3 would fall below ten.
+
+        Two iterations are kept as long as a round is left for stage 3; a warning tells of shorter runs.
+        """
         rounds, visiting = terms.rounds, math.ceil(terms.clients / terms.sampled)
         half = rounds * terms.sampled // (2 * terms.clients)
         iterations = min(
@@ -111,7 +137,14 @@ class FedCorr(Method):
     # -- a round on the server ---------------------------------------------------------------------
     def server_state(self, server: Server) -> State:
         """Per client: cumulative LID, the newest LID score, μ_k; and who is noisy (None: not yet known)."""
-        clients = server.terms.clients
+        clients, schedule = server.terms.clients, self.schedule(server.terms)
+        if schedule.iterations < 2 or schedule.usual < LAST_ROUNDS:
+            _, t1, t2, t3 = schedule
+            warnings.warn(
+                f"fedcorr: {server.terms.rounds} rounds leave {t1} iterations over all clients (it needs 2), "
+                f"{t2} rounds of fine-tuning and {t3} of usual training (the last {LAST_ROUNDS} count)",
+                stacklevel=2,
+            )
         return {
             "lid": np.zeros(clients),  # L
             "score": np.full(clients, np.nan),  # NaN: not defined
@@ -165,6 +198,7 @@ class FedCorr(Method):
             "labels": client.y.clone(),  # y_k
             "losses": torch.zeros(client.size, device=client.y.device),  # l
             "suspects": torch.zeros_like(client.y, dtype=torch.bool),  # D_n
+            "kept": torch.ones_like(client.y, dtype=torch.bool),  # y_k is the given label
             "lid_dropped": 0.0,
         }
 
@@ -182,7 +216,7 @@ class FedCorr(Method):
         lam, order = batch.note["lam"], batch.note["order"]
         labels = client.state["labels"][batch.index]
         logits = model(mixed(batch.x, lam, order))
-        total = mixup_loss(logits, labels, lam, order)
+        total = mixup_cross_entropy(logits, labels, labels[order], lam)
         pull = self.beta * client.inbox.get("noise_ratio", 0.0)
         if pull > 0 and batch.note["proximal"]:
             total = total + pull * distance(model, client.received, squared=self.prox == "squared")
@@ -222,20 +256,24 @@ class FedCorr(Method):
     def _relabel(self, client: Client, candidates: Tensor) -> None:
         q = client.map(lambda batch: client.received(batch.x).softmax(1), views=(self.eval_aug,))
         labels = client.state["labels"]
-        client.state["labels"] = corrected(labels, q, candidates.to(labels.device), self.confidence)
+        new = corrected(labels, q, candidates.to(labels.device), self.confidence)
+        client.state.update(labels=new, kept=new == client.y)
 
     # -- for the recorder alone --------------------------------------------------------------------
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """Current labels; once the clients were split, D_n of noisy ones and μ_k."""
+        """Current labels; once the clients were split, what was corrected or is in D_n counts as noisy.
+
+        μ_k alone would be the noise that is left after the corrections, not that of the given labels.
+        """
         numbers = {"lid_dropped": state["lid_dropped"]}
         noisy = server.state["noisy"]
         if noisy is None:
             return Beliefs(labels=state["labels"], numbers=numbers)
         suspects = state["suspects"] if client_id in noisy else torch.zeros_like(state["suspects"])
-        ratio = float(server.state["noise_ratio"][client_id])
+        clean = state["kept"] & ~suspects.to(state["kept"].device)
         return Beliefs(
-            clean=~suspects,
-            noise_ratio=ratio,
+            clean=clean,
+            noise_ratio=1 - clean.float().mean().item(),
             noisy_client=client_id in noisy,
             labels=state["labels"],
             numbers=numbers,
@@ -265,13 +303,6 @@ def corrected(labels: Tensor, q: Tensor, candidates: Tensor, confidence: float) 
     """Labels of candidates replaced by the prediction where it is more confident than θ."""
     top, guess = q.max(1)
     return torch.where(candidates & (top > confidence), guess, labels)
-
-
-def mixup_loss(logits: Tensor, labels: Tensor, lam: float, order: Tensor) -> Tensor:
-    """λ·CE(logits, y) + (1 − λ)·CE(logits, y[order]) per example."""
-    first = F.cross_entropy(logits, labels, reduction="none")
-    second = F.cross_entropy(logits, labels[order], reduction="none")
-    return lam * first + (1 - lam) * second
 
 
 def distance(model: nn.Module, received: nn.Module, *, squared: bool) -> Tensor:

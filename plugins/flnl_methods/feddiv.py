@@ -14,6 +14,8 @@ the client's last visit, the gates on v_k and on δ_k > 0.2, three EM steps, no 
 |D̂_k| ≤ B. From the paper: ζ, ξ, m, the update of p_k over all samples, relabelling afresh each round,
 variances averaged with weights g and not g².
 Unconfirmed: the start of the filter (the paper gives none, the code's is random; here it is fixed).
+Choices here: the filter looks at images without augmentation and is averaged over the clients seen so
+far; a client whose losses are all equal sends no filter.
 Unconfirmed: the warm-up's share of the rounds and ζ, ξ, m in the comparison of the FedGR paper.
 """
 
@@ -24,11 +26,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update
-from flnl_bench.numerics import bounded_cross_entropy, mixed, uniform_penalty, with_mixup
+from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
+from flnl_bench.numerics import (
+    bounded_cross_entropy,
+    mixed,
+    mixup_cross_entropy,
+    uniform_penalty,
+    with_mixup,
+)
 
 Filter = np.ndarray  # W as float64 [3, 2]: means, variances, shares; the clean component first
 
@@ -62,6 +69,13 @@ class FedDiv(Method):
     filter_mode: Literal["fixed", "release"] = "fixed"
     # In the released code new labels overwrite the given ones for good, in the filter's losses too.
     persist_relabels: bool = False
+
+    def __post_init__(self) -> None:
+        shares = ("warmup_share", "confidence", "momentum", "clean_client", "relabel_gate", "visits_share")
+        bounded(self, *shares, high=1)
+        bounded(self, "debias", "eta", "least_samples")
+        bounded(self, "em_steps", low=1)
+        bounded(self, "mixup", "prior_floor", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -106,8 +120,10 @@ class FedDiv(Method):
     def merge_filters(self, server: Server, updates: Sequence[Update]) -> None:
         """Cache the W_k of the round; W becomes the average over the clients seen so far."""
         cache = server.state["filters"]
-        cache.update({update.client: ordered(update.message["filter"]) for update in updates})
+        cache.update({u.client: ordered(u.message["filter"]) for u in updates if "filter" in u.message})
         seen = sorted(cache)
+        if not seen:
+            return
         power = 2 if self.filter_mode == "release" else 1
         server.state["filter"] = average_filters(
             [cache[k] for k in seen], [server.sizes[k] for k in seen], power
@@ -153,6 +169,7 @@ class FedDiv(Method):
             skipped=float(skipped),
             judged={
                 "clean": clean,
+                "kept": labels == client.y,  # not so where persist_relabels has replaced a label
                 "clean_probability": torch.from_numpy(posterior).float(),
                 "noise_ratio": ratio,
                 "pseudo": torch.where(relabelled, guess, -1),
@@ -191,7 +208,7 @@ class FedDiv(Method):
         return total + eta * uniform_penalty(logits) if eta else total
 
     def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
-        """W_k from the losses of the trained model; its logits give the new ỹ and p_k."""
+        """W_k from the losses of the trained model (none if all are equal); its logits give ỹ and p_k."""
         if client.round < self.warmup(client.terms):
             return {}
         state, start = client.state, client.inbox["filter"]
@@ -205,7 +222,7 @@ class FedDiv(Method):
         self.update_bias(logits, state)
         state["visits"] += 1
         x = scaled(losses)
-        return {"filter": start if x is None else fit_filter(x, start, self.em_steps)}
+        return {} if x is None else {"filter": fit_filter(x, start, self.em_steps)}
 
     def update_bias(self, logits: Tensor, state: State) -> None:
         """ỹ under the old p_k; then p_k ← m·p_k + (1 − m)·mean prediction."""
@@ -220,7 +237,7 @@ class FedDiv(Method):
             return Beliefs(labels=state["targets"], numbers=numbers)
         trusted = judged["noise_ratio"] <= self.clean_client
         return Beliefs(
-            clean=judged["clean"] | trusted,
+            clean=(judged["clean"] | trusted) & judged["kept"],
             clean_probability=judged["clean_probability"],
             noise_ratio=judged["noise_ratio"],
             labels=state["targets"],
@@ -230,12 +247,6 @@ class FedDiv(Method):
 
 
 # -- losses ------------------------------------------------------------------------------------------
-def mixup_cross_entropy(logits: Tensor, y_a: Tensor, y_b: Tensor, lam: float) -> Tensor:
-    """λ·CE(z, y_a) + (1 − λ)·CE(z, y_b) per example."""
-    first, second = (F.cross_entropy(logits, y, reduction="none") for y in (y_a, y_b))
-    return lam * first + (1 - lam) * second
-
-
 def debiased(logits: Tensor, prior: Tensor, xi: float, floor: float = 1e-8) -> Tensor:
     """f − ξ·log p_k."""
     return logits - xi * prior.clamp_min(floor).log()

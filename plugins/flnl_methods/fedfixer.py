@@ -13,7 +13,9 @@ Unconfirmed: the label prior is the client's histogram of given labels, one adde
 Unconfirmed: the distance is ½λ‖θ_k − w‖² to w as received, over parameters without BatchNorm statistics.
 Unconfirmed: the global model is trained with plain cross-entropy; clients are weighted by n_k.
 Unconfirmed: only w is tested; θ_k is never mixed into the reported accuracy.
-Unconfirmed: the values of β, λ and T_w; here they are choices.
+Unconfirmed: the values of β, λ and T_w and the growth of β after the warm-up; here they are choices.
+Unconfirmed: which model is updated first; here both choices come from one forward pass, and so it does
+    not matter. All images of a batch enter the BatchNorm statistics, also those that are not kept.
 
 Symbols: w global model, θ_k personal model, K_w / K_θ what they keep, β weight of the confidence
 regulariser, pr label prior, λ weight of the distance regulariser.
@@ -32,7 +34,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Terms, copy_weights, network_weights
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Method,
+    Server,
+    State,
+    Terms,
+    bounded,
+    copy_weights,
+    network_weights,
+)
 from flnl_methods.fl_coteaching import (
     check_rate,
     final_rate,
@@ -45,7 +58,7 @@ from flnl_methods.fl_coteaching import (
 
 
 class FedFixer(Method):
-    """Two models of a client update each other's selection; only the global one is sent and tested."""
+    """The global and a personal model train on each other's selection (a reconstruction, unconfirmed)."""
 
     name = "fedfixer"
     reference = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
@@ -58,6 +71,10 @@ class FedFixer(Method):
     filter: Literal["sieve", "small_loss"] = "sieve"
     forget_rate: float | None = None  # τ of small_loss; None is what the setting announces, φ·E[ρ]
     cr_on_global: bool = False  # the confidence regulariser on the global model, too
+
+    def __post_init__(self) -> None:
+        bounded(self, "warmup_share", "confidence_ramp", high=1)
+        bounded(self, "confidence", "distance")
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -96,6 +113,7 @@ class FedFixer(Method):
     def on_receive(self, model: nn.Module, client: Client) -> None:
         """A clean sheet for what the two models keep; only the recorder reads it."""
         client.state["kept"] = torch.ones(client.size, 2, dtype=torch.bool, device=client.y.device)
+        client.state["judged"] = client.round >= self.warmup(client.terms)
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """L_θ over K_w + L_w over K_θ.
@@ -128,7 +146,9 @@ class FedFixer(Method):
         return small_loss(F.cross_entropy(logits, y, reduction="none"), count)
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """Clean is what both models kept in the last epoch of the client's last round."""
+        """Clean is what both models kept in the last epoch of the client's last round after the warm-up."""
+        if not state["judged"]:
+            return Beliefs()
         by_global, by_personal = state["kept"].float().mean(0).tolist()
         numbers = {"kept_by_global": by_global, "kept_by_personal": by_personal}
         return Beliefs(clean=state["kept"].all(1), numbers=numbers)

@@ -30,10 +30,10 @@ from flnl_bench import (
     State,
     Terms,
     Update,
+    bounded,
     copy_weights,
     mix_into,
     network_weights,
-    require,
 )
 from flnl_bench.numerics import kl_divergence, loss_mixture, soft_cross_entropy
 
@@ -75,11 +75,10 @@ class FedGR(Method):
     high_noise_labels: Literal["pseudo", "pseudo+clean"] = "pseudo"
 
     def __post_init__(self) -> None:
-        for name in ("warmup_share", "gamma_g", "gamma_l", "confidence", "noisy_client", "coverage"):
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
-        for name in ("lambda_b", "lambda_r"):
-            require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "a number from 0")
-        require(0 < self.temperature < math.inf, "temperature", self.temperature, "above 0")
+        shares = ("warmup_share", "gamma_g", "gamma_l", "confidence", "noisy_client", "coverage")
+        bounded(self, *shares, high=1)
+        bounded(self, "lambda_b", "lambda_r")
+        bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

@@ -3,9 +3,10 @@
 Wu, Yu, Jiang, Cheng, Yan. "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class
 Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code; what the paper says
 otherwise is quoted from memory, unconfirmed: that the distance of models is one norm over all weights
-(`dist="global"`), that one mixture is fitted, and that absent classes are not treated in the
-divergence. How clients are sampled (the authors train all in every round) is ours: detection looks at
-all of them, the aggregation at those of the round.
+(`dist="global"`), that one mixture is fitted, that absent classes are not treated in the divergence, and
+that warm-up and ramp last differently on each data set. T1 is that of the FedGR paper, at most half of
+the rounds; a, b and e of its runs are not stated. How clients are sampled (the authors train all in every
+round) is ours: detection looks at all of them, the aggregation at those of the round.
 
 Two stages: (1) T1 rounds with logit-adjusted cross-entropy, then one split of all clients by a
 mixture over their mean losses per class, never revised; (2) clean clients go on as before, noisy ones
@@ -27,7 +28,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Terms, Update, Weights
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Federation,
+    Method,
+    Server,
+    State,
+    Terms,
+    Update,
+    Weights,
+    bounded,
+)
 from flnl_bench.numerics import average, is_finite
 
 Covariance = Literal["full", "diag", "spherical"]
@@ -49,6 +62,12 @@ class FedNoRo(Method):
     min_count: int = 1  # n_kc from which a class loss may set the range of its column; 3 is more robust
     dist: Literal["tensorsum", "global"] = "tensorsum"
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code detects on augmented images
+
+    def __post_init__(self) -> None:
+        bounded(self, "warmup_share", "lambda_max", high=1)
+        bounded(self, "ramp_sharpness", "tau")
+        bounded(self, "fits", "min_count", low=1)
+        bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -142,6 +161,7 @@ class FedNoRo(Method):
             lambda batch: F.cross_entropy(client.received(batch.x), batch.y, reduction="none"),
             views=(self.eval_aug,),
         )
+        losses = torch.where(losses.isnan(), math.inf, losses)  # NaN stands for an absent class
         counts = client.state["counts"]
         members = F.one_hot(client.y, client.terms.classes).to(losses.dtype)  # [n, C]
         answer = {"losses": (losses @ members) / counts}
@@ -149,9 +169,9 @@ class FedNoRo(Method):
 
     # -- for the recorder alone --------------------------------------------------------------------
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """It judges clients, not samples."""
+        """It judges clients, not samples; a split that failed judges nobody."""
         noisy = server.state["noisy"]
-        return Beliefs(noisy_client=None if noisy is None else client_id in noisy)
+        return Beliefs(noisy_client=client_id in noisy if noisy else None)
 
 
 # -- training ------------------------------------------------------------------------------------------

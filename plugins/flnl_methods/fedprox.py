@@ -6,12 +6,10 @@ MLSys 2020.
 
 from __future__ import annotations
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Client, Method, require
+from flnl_bench import Batch, Client, Method, bounded
 
 
 class FedProx(Method):
@@ -23,7 +21,7 @@ class FedProx(Method):
     mu: float = 1.0  # μ
 
     def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, "mu", self.mu, "a number from 0")
+        bounded(self, "mu")
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """The loss of each example plus the proximal term, which all of them share."""

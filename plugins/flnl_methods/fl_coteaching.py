@@ -7,7 +7,9 @@ Symbols: t round (from 0), τ final forget rate, T_k rounds until it is reached,
 of a batch that is dropped in round t, l_1 / l_2 losses of the two networks, I_1 / I_2 what they keep.
 
 τ is one constant for all clients, clean ones included, as in the published scripts. The variant that
-gives each client its true noise rate is left out: a method cannot see true labels here.
+gives each client its true noise rate is left out: a method cannot see true labels here. So are the
+accuracies of each network alone, since methods do not see the test set: `networks_agree` tells how far
+they differ.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import BadInput, Batch, Beliefs, Client, Federation, Method, Server, State, Terms
+from flnl_bench import BadInput, Batch, Beliefs, Client, Federation, Method, Server, State, Terms, bounded
 
 CEILING = 0.95  # of τ: dropping everything leaves nothing to learn from
 
@@ -32,8 +34,12 @@ class FLCoteaching(Method):
     reference = "Han et al., Co-teaching: Robust Training with Extremely Noisy Labels, NeurIPS 2018"
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ]
-    ramp_rounds: int = 25  # T_k in long runs; a fifth of the rounds in short ones
+    ramp_rounds: int = 25  # T_k at most; a fifth of the rounds where that is less (10 of 50)
     exponent: float = 1.0  # c
+
+    def __post_init__(self) -> None:
+        bounded(self, "ramp_rounds", low=1)
+        bounded(self, "exponent", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def forget(self, t: int, terms: Terms) -> float:
@@ -63,9 +69,10 @@ class FLCoteaching(Method):
 
     # -- a round on a client -----------------------------------------------------------------------
     def on_receive(self, model: nn.Module, client: Client) -> None:
-        """A clean sheet for what the two networks keep; only the recorder reads it."""
+        """f_t, and a clean sheet for what the two networks keep; only the recorder reads it."""
         client.scratch["forget"] = self.forget(client.round, client.terms)
         client.state["kept"] = torch.ones(client.size, 2, dtype=torch.bool, device=client.y.device)
+        client.state["judged"] = client.scratch["forget"] > 0
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """L_1 + L_2: the graphs are separate, so each network gets the gradient of its own loss."""
@@ -76,8 +83,10 @@ class FLCoteaching(Method):
         return mean_of_kept(l_1, i_2) + mean_of_kept(l_2, i_1)
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """Clean is what both networks kept in the last epoch of the client's last round."""
+        """Clean is what both networks kept in the client's last epoch, once they had to drop something."""
         kept = state["kept"]
+        if not state["judged"]:
+            return Beliefs()
         agreement = (kept[:, 0] == kept[:, 1]).float().mean().item()
         return Beliefs(clean=kept.all(1), numbers={"networks_agree": agreement})
 

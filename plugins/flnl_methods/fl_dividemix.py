@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Step, Terms
+from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Step, Terms, bounded
 from flnl_bench.numerics import loss_mixture, mixed, soft_cross_entropy, uniform_penalty
 
 PAIRS = (("net1", "net2"), ("net2", "net1"))  # who trains, and its peer, in the order of training
@@ -44,12 +44,19 @@ class FLDivideMix(Method):
     temperature: float = 0.5  # T of sharpening
     alpha: float = 4.0  # of Beta(α, α), which the MixUp factor is drawn from
     threshold: float = 0.5  # p_th, posterior above which a label counts as clean
-    # The authors of FedGR fit the mixture to losses of augmented images, DivideMix's of plain ones.
+    # The authors of FedGR fit the mixture to losses of augmented images (here one draw a round),
+    # DivideMix's of plain ones.
     gmm_loss_aug: bool = False
     # Where X or U is empty: cross-entropy for this network and epoch, or as the authors of FedGR do,
     # both networks back to the global weights and through a whole warm-up round (there with new
     # optimisers; here the momentum stays).
     gmm_fallback: Literal["one_epoch", "reset_warmup"] = "one_epoch"
+
+    def __post_init__(self) -> None:
+        bounded(self, "warmup_share", "ramp_share", "threshold", high=1)
+        bounded(self, "lambda_u")
+        bounded(self, "ramp_rounds", "least_rounds", low=1)
+        bounded(self, "temperature", "alpha", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -89,7 +96,7 @@ class FLDivideMix(Method):
         one_sided = 0
         for _ in range(client.epochs):
             verdicts = self.judge(model, client)
-            client.state["clean_probability"] = agreed(verdicts, client.size)
+            client.state["clean_probability"] = agreed(verdicts)
             for own, peer in PAIRS:
                 model.get_submodule(own).train()
                 model.get_submodule(peer).eval()
@@ -173,10 +180,10 @@ class FLDivideMix(Method):
 
     # -- for the recorder --------------------------------------------------------------------------
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """The mean of both networks' posteriors in the last epoch; nothing before the first split."""
-        if "clean_probability" not in state:
-            return Beliefs()
-        w = state["clean_probability"]
+        """The mean of both networks' posteriors in the last epoch; nothing where there was no split."""
+        w = state.get("clean_probability")
+        if w is None:
+            return Beliefs(numbers=state.get("numbers", {}))
         clean = w > self.threshold
         return Beliefs(
             clean=clean,
@@ -195,9 +202,10 @@ def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
     return None if fit is None else fit.clean_probability
 
 
-def agreed(verdicts: Mapping[str, np.ndarray | None], size: int) -> np.ndarray:
-    """The mean of the posteriors; a network that cannot divide the data takes all of it as clean."""
-    return np.mean([np.ones(size) if w is None else w for w in verdicts.values()], axis=0)
+def agreed(verdicts: Mapping[str, np.ndarray | None]) -> np.ndarray | None:
+    """The mean of the posteriors of the networks that could divide the data; None if neither could."""
+    found = [w for w in verdicts.values() if w is not None]
+    return np.mean(found, axis=0) if found else None
 
 
 def endless(client: Client, rows: np.ndarray) -> Iterator[Step]:
