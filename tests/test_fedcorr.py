@@ -242,7 +242,7 @@ def test_any_number_of_rounds_has_a_schedule_that_ends_with_usual_training(clien
 
 @pytest.mark.parametrize(("rounds", "told"), [(30, True), (39, False)])
 def test_a_run_that_is_too_short_for_its_stages_is_told(rounds, told, recwarn):
-    FedCorr().server_state(server_of(terms_of(rounds)))
+    server_of(terms_of(rounds))
     assert [str(w.message) for w in recwarn] == told * [
         "fedcorr: 30 rounds leave 2 iterations over all clients (it needs 2), 5 rounds of fine-tuning "
         "and 5 of usual training (the last 10 count)"
