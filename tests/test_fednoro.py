@@ -199,11 +199,6 @@ def test_the_warm_up_is_long_enough_to_see_most_clients_but_not_longer_than_half
 
 
 # -- detection ---------------------------------------------------------------------------------------
-def test_missing_class_losses_take_the_smallest_of_their_column():
-    losses = np.array([[2, 0.5, NAN], [4, 1.5, 2], [NAN, 1, 4]])
-    assert class_profiles(losses).tolist() == [[0, 0, 0], [1, 1, 0], [0, 0.5, 1]]
-
-
 def test_constant_and_missing_columns_do_no_harm():
     assert class_profiles(np.array([[1.0, 3, NAN], [1, 5, NAN]])).tolist() == [[0, 0], [0, 1]]
     assert class_profiles(np.full((3, 2), NAN)).shape == (3, 0)
@@ -263,6 +258,22 @@ def test_a_split_that_fails_leaves_all_clients_clean(rows):
     numbers = FedNoRo().detect(server, SimpleNamespace(visit=lambda ids, task: answers))
     assert server.state["noisy"] == []
     assert numbers["split_failed"] == 1.0
+
+
+def test_class_losses_and_profiles_of_the_specification():
+    held = [([0, 0, 1], [1.0, 3.0, 0.5]), ([0, 1, 2], [4.0, 1.5, 2.0]), ([1, 2, 2], [1.0, 6.0, 2.0])]
+    rows = []
+    for labels, losses in held:
+        y = torch.tensor(labels)
+        client = SimpleNamespace(
+            y=y,
+            state={"counts": F.one_hot(y, 3).sum(0)},
+            terms=SimpleNamespace(classes=3),
+            map=lambda look, views, losses=losses: torch.tensor(losses),
+        )
+        rows.append(FedNoRo().class_losses(client)["losses"].numpy())
+    np.testing.assert_allclose(rows, [[2, 0.5, NAN], [4, 1.5, 2], [NAN, 1, 4]])
+    np.testing.assert_allclose(class_profiles(np.stack(rows)), [[0, 0, 0], [1, 1, 0], [0, 0.5, 1]])
 
 
 def test_class_losses_are_plain_means_by_given_label_of_the_global_model():
