@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from flnl_bench import network_weights
 from flnl_bench.data import load_dataset
+from flnl_bench.engine.tree import count_bytes
 from flnl_bench.leaderboard.runs import Run, read_runs
 from flnl_bench.models import make_network
 from flnl_bench.recorder.folder import RunFolder
@@ -36,42 +37,31 @@ FORMULAS = {  # both ways; passes of E epochs: F forward, B backward
 }
 
 
-def client_sizes(run: Run) -> np.ndarray:
-    """Samples of each client."""
+def cost_rows(run: Run) -> Iterator[str]:
+    """The first round of a run, the last one, and the mean of all."""
     dataset, training = load_dataset(run.dataset), run.training
-    scenario = generate(
-        dataset, run.partition, run.setting, training["clients"], run.seed, training["samples"]
-    )
-    return np.array(scenario.sizes)
-
-
-def model_bytes(run: Run) -> int:
-    """One model on the wire."""
-    dataset = load_dataset(run.dataset)
-    network = make_network(
-        run.training["model"], channels=dataset.train_x.shape[1], classes=len(dataset.classes)
-    )
-    state = network.state_dict()
-    return sum(4 * t.numel() for name, t in state.items() if not name.endswith("num_batches_tracked"))
+    clients, samples, epochs = (training[name] for name in ("clients", "samples", "epochs"))
+    sizes = np.array(generate(dataset, run.partition, run.setting, clients, run.seed, samples).sizes)
+    network = make_network(training["model"], channels=dataset.train_x.shape[1], classes=len(dataset.classes))
+    model = count_bytes(network_weights(network))
+    rounds = RunFolder(run.path).read_rounds()
+    for title, some in (("first", rounds[:1]), ("last", rounds[-1:]), ("all", rounds)):
+        cells = [run.method, title]
+        for way in ("bytes_down", "bytes_up"):
+            cells.append(sent(statistics.fmean(r[way] / len(r["clients"]) for r in some), model))
+        for way in ("forward", "backward"):
+            passes = statistics.fmean(r[way] / sizes[r["clients"]].sum() for r in some)
+            cells.append(f"{passes:.4g} ({passes / epochs:.3g}E)")
+        yield " | ".join(["", *cells, FORMULAS.get(run.method.split("/")[0], ""), ""]).strip()
 
 
 def sent(size: float, model: int) -> str:
-    """Bytes as whole models and the rest."""
-    whole = round(size / model) if abs(size / model - round(size / model)) < 0.1 else size / model
-    rest = size - whole * model
-    return f"{whole:.3g}M" + (f" + {rest:.0f}" if round(rest) else "")
-
-
-def row(title: str, run: Run, rounds: Sequence[Mapping[str, Any]]) -> str:
-    """The mean over some rounds."""
-    sizes, model, epochs = client_sizes(run), model_bytes(run), run.training["epochs"]
-    cells = []
-    for way in ("bytes_down", "bytes_up"):
-        cells.append(sent(statistics.fmean(r[way] / len(r["clients"]) for r in rounds), model))
-    for way in ("forward", "backward"):
-        passes = statistics.fmean(r[way] / sizes[r["clients"]].sum() for r in rounds)
-        cells.append(f"{passes:.4g} ({passes / epochs:.3g}E)")
-    return f"| {run.method} | {title} | " + " | ".join(cells)
+    """Bytes as whole models and the rest, or as a fraction where the rest is no small message."""
+    whole = round(size / model)
+    rest = round(size - whole * model)
+    if abs(rest) > 0.1 * model:
+        return f"{size / model:.3g}M"
+    return f"{whole}M + {rest}" if rest else f"{whole}M"
 
 
 def main() -> None:
@@ -84,11 +74,8 @@ def main() -> None:
     options = parser.parse_args()
     print("| method | rounds | down | up | forward | backward | paper |\n|---|---|---|---|---|---|---|")
     for run in read_runs(options.folder).runs:
-        if (run.setting, run.partition, run.seed) != (options.setting, options.partition, options.seed):
-            continue
-        rounds = RunFolder(run.path).read_rounds()
-        for title, some in (("first", rounds[:1]), ("last", rounds[-1:]), ("all", rounds)):
-            print(row(title, run, some), "|", FORMULAS.get(run.method.split("/")[0], ""), "|")
+        if (run.setting, run.partition, run.seed) == (options.setting, options.partition, options.seed):
+            print("\n".join(cost_rows(run)))
 
 
 if __name__ == "__main__":

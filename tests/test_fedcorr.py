@@ -417,7 +417,9 @@ def test_the_end_of_stage_two_relabels_every_confident_sample_of_noisy_clients()
     q = engine.federation.visit([2, 4], look)
     for k in (2, 4):
         top, guess = q[k]["q"].max(1)
-        assert torch.equal(engine.federation.states[k]["labels"], torch.where(top > 0.5, guess, before[k]))
+        labels = torch.where(top > 0.5, guess, before[k])
+        assert torch.equal(engine.federation.states[k]["labels"], labels)
+        assert torch.equal(engine.federation.states[k]["kept"], labels == before[k])
 
 
 def test_losses_of_an_iteration_replace_those_before():

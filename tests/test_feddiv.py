@@ -422,6 +422,13 @@ def test_the_beliefs_are_those_the_client_acts_upon():
     assert trusted.noise_ratio == 0.05
 
 
+def test_a_label_that_was_replaced_for_good_is_not_believed_clean():
+    method = FedDiv(persist_relabels=True)
+    state = look(method, *with_noise(1)).state
+    state["judged"]["kept"][0] = False
+    assert method.beliefs(None, 0, state).clean.tolist() == [False] + [True] * 19
+
+
 # -- rounds ------------------------------------------------------------------------------------------
 def test_a_client_that_does_not_train_still_counts_with_all_its_samples():
     clients = [(100, [0.0, 0.0]), (300, [1.0, 2.0])]

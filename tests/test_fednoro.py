@@ -260,18 +260,28 @@ def test_a_split_that_fails_leaves_all_clients_clean(rows):
     assert numbers["split_failed"] == 1.0
 
 
+def class_losses_of(labels, losses):
+    """What a client answers whose samples have these losses."""
+    y = torch.tensor(labels)
+    client = SimpleNamespace(
+        y=y,
+        state={"counts": F.one_hot(y, 3).sum(0)},
+        terms=SimpleNamespace(classes=3),
+        map=lambda look, views: torch.tensor(losses),
+    )
+    return FedNoRo().class_losses(client)["losses"].numpy()
+
+
+def test_one_loss_that_is_no_number_is_not_taken_for_an_absent_class():
+    rows = [class_losses_of([0, 1, 2], [1.0, loss, 2.0]) for loss in (1.0, 9.0, 8.0, NAN)]
+    assert np.isinf(rows[-1][1])
+    assert vote(class_profiles(np.stack(rows))).noisy == frozenset()  # the split fails
+    assert vote(class_profiles(np.stack(rows[:-1]))).noisy == {1, 2}
+
+
 def test_class_losses_and_profiles_of_the_specification():
     held = [([0, 0, 1], [1.0, 3.0, 0.5]), ([0, 1, 2], [4.0, 1.5, 2.0]), ([1, 2, 2], [1.0, 6.0, 2.0])]
-    rows = []
-    for labels, losses in held:
-        y = torch.tensor(labels)
-        client = SimpleNamespace(
-            y=y,
-            state={"counts": F.one_hot(y, 3).sum(0)},
-            terms=SimpleNamespace(classes=3),
-            map=lambda look, views, losses=losses: torch.tensor(losses),
-        )
-        rows.append(FedNoRo().class_losses(client)["losses"].numpy())
+    rows = [class_losses_of(*client) for client in held]
     np.testing.assert_allclose(rows, [[2, 0.5, NAN], [4, 1.5, 2], [NAN, 1, 4]])
     np.testing.assert_allclose(class_profiles(np.stack(rows)), [[0, 0, 0], [1, 1, 0], [0, 0.5, 1]])
 
@@ -461,12 +471,6 @@ def test_it_says_which_clients_it_calls_noisy_once_it_knows():
     assert called == [False, True]
     engine.server.state["noisy"] = []  # a split that failed
     assert engine.method.beliefs(engine.server, 1, {}).noisy_client is None
-
-
-def test_a_model_that_is_not_finite_finds_no_noisy_clients():
-    engine = toy_engine(FedNoRo(), WIDE)
-    engine.server.weights = {name: t.fill_(math.nan) for name, t in engine.server.weights.items()}
-    assert engine.method.detect(engine.server, engine.federation)["split_failed"] == 1.0
 
 
 def test_the_noisy_clients_of_the_toy_world_are_found():

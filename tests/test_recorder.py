@@ -306,6 +306,13 @@ def test_saved_beliefs_have_the_truth_beside_them():
     assert not {"true", "realised_ratio", "transitions"} & set(unknown)
 
 
+def test_a_client_without_a_belief_leaves_those_of_the_others():
+    told = Beliefs(clean=torch.tensor([True, False, True]), clean_probability=np.array([0.9, 0.1, 0.8]))
+    arrays = belief_arrays({0: Beliefs(), 1: told}, WORLD)
+    assert arrays["clean"].tolist() == [-1, -1, -1, 1, 0, 1]
+    np.testing.assert_array_equal(arrays["clean_probability"], [math.nan] * 3 + [0.9, 0.1, 0.8])
+
+
 def test_saved_beliefs_have_the_noise_of_every_client_beside_them():
     noisy = dataclasses.replace(WORLD, nominal=np.array([0.0, 0.7, 0.4]))
     arrays = belief_arrays({1: Beliefs()}, noisy)

@@ -223,7 +223,8 @@ def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.
     setting = np.where(setting.any(0), setting, present)
     low = np.where(setting, losses, np.inf).min(0)
     span = np.where(setting, losses, -np.inf).max(0) - low
-    scaled = (losses - low) / np.where(span > 0, span, 1.0)
+    with np.errstate(invalid="ignore"):  # an infinite loss gives NaN, which the vote refuses
+        scaled = (losses - low) / np.where(span > 0, span, 1.0)
     return np.where(present & (span > 0), scaled, 0.0).clip(0.0, 1.0)
 
 
