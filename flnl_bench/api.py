@@ -171,6 +171,7 @@ class Method:
     reference: ClassVar[str] = ""  # authors, title, venue
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named changes of hyper-parameters
     private: ClassVar[tuple[str, ...]] = ()  # parts of build() that train but stay in client.state
+    members: ClassVar[tuple[str, ...]] = ()  # networks of build() whose own test accuracy is recorded too
 
     def __init_subclass__(cls) -> None:
         """Make the annotated attributes the fields of a frozen dataclass."""

@@ -64,6 +64,41 @@ def test_a_round_ends_with_the_weight_computed_by_hand():
     assert engine.server.weights["seen"].item() == pytest.approx(1.0)
 
 
+class Always(nn.Module):
+    """Says one class to everything."""
+
+    def __init__(self, label):
+        super().__init__()
+        self.logits = nn.Parameter(torch.eye(3)[label])
+
+    def forward(self, x):
+        return self.logits.expand(len(x), -1)
+
+
+class Quarrel(Method):
+    """Three networks of different opinion, of which the first decides and two are recorded alone."""
+
+    name = "quarrel"
+    members = ("zero", "two")
+
+    def build(self, new_net):
+        return nn.ModuleDict({"one": Always(1), "zero": Always(0), "two": Always(2)})
+
+    def predict(self, model, x):
+        return model["one"](x)
+
+    def loss(self, model, batch, client):
+        return 0.0 * model["one"](batch.x).sum(1)
+
+
+def test_the_accuracy_of_every_member_is_recorded_beside_that_of_the_model():
+    engine = toy_engine(Quarrel(), weight_decay=0.0)
+    report = engine.play_round()
+    shares = 100 * np.bincount(engine.test_labels, minlength=3) / len(engine.test_labels)
+    assert report.accuracy == pytest.approx(shares[1])
+    assert report.method == pytest.approx({"accuracy_zero": shares[0], "accuracy_two": shares[2]})
+
+
 def test_momentum_and_weight_decay_are_those_of_sgd_and_start_anew_each_round():
     settings = {"epochs": 2, "batch_size": 64, "fraction": 1.0, "momentum": 0.5, "weight_decay": 0.1}
     engine = toy_engine(Pull(), world((10,), (2,)), **settings)

@@ -67,11 +67,11 @@ class Crew:
                 result = replace(result, answer=replace(result.answer, weights=back))
             yield result
 
-    def logits(self, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
+    def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
         """What the global model says to some images, in the batches that one process would use."""
         batches = -(-len(rows) // EVALUATION_BATCH)
         share = EVALUATION_BATCH * max(1, -(-batches // (len(self._workers) or 1)))
-        calls = (("logits", part, some) for some in np.split(rows, range(share, len(rows), share)))
+        calls = (("logits", part, some, member) for some in np.split(rows, range(share, len(rows), share)))
         return torch.cat(list(self._share(weights, calls))).to(self.home)
 
     def close(self) -> None:

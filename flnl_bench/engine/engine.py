@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from flnl_bench.api import Method, Server, State, Terms, copy_weights
 from flnl_bench.config import Training
@@ -129,6 +129,7 @@ class Engine:
         numbers = self.method.round(self.server, self.federation)
         self.server.state = to_cpu(self.server.state)
         accuracy, loss = self.test()
+        alone = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}
         self.server.round = number + 1
         cost = self.federation.cost
         return RoundReport(
@@ -142,23 +143,20 @@ class Engine:
             forward=cost.forward,
             backward=cost.backward,
             seconds=time.perf_counter() - start,
-            method=numbers,
+            method={**numbers, **alone},
         )
 
     # -- looking at the global model -----------------------------------------------------------------
-    def test(self) -> tuple[float, float]:
-        """Accuracy in percent and mean loss of the global model on the test set."""
-        logits = self._logits("test", self.test_rows)
+    def test(self, member: str | None = None) -> tuple[float, float]:
+        """Accuracy in percent and mean loss of the global model, or of one network of it, on the test set."""
+        logits = self.labour.logits(self.server.weights, "test", self.test_rows, member)
         right = (logits.argmax(1) == self.test_labels).float().mean()
         loss = F.cross_entropy(logits, self.test_labels)
         return 100.0 * right.item(), loss.item()
 
     def predict_train(self, rows: np.ndarray) -> np.ndarray:
         """Classes that the global model gives to some training images."""
-        return self._logits("train", rows).argmax(1).cpu().numpy()
-
-    def _logits(self, part: str, rows: np.ndarray) -> Tensor:
-        return self.labour.logits(self.server.weights, part, rows)
+        return self.labour.logits(self.server.weights, "train", rows).argmax(1).cpu().numpy()
 
     # -- stopping and going on -----------------------------------------------------------------------
     def state(self) -> dict[str, Any]:

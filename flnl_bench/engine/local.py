@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,16 +109,17 @@ class Workbench:
         self._used = 0
         return self._bind(weights)
 
-    def logits(self, weights: Weights, part: str, rows: np.ndarray) -> Tensor:
-        """What the global model says to some images of a part of the data, "train" or "test"."""
+    def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
+        """What the global model, or one network of it, says to images of a part of the data."""
         model = self.global_model(weights)
+        predict = model.get_submodule(member) if member else partial(self.method.predict, model)
         images = self.test_images if part == "test" else self.shards.images
         outputs = []
         with torch.inference_mode():
             for batch in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
                 plain = draw_view("plain", len(batch), self.views.augmentation, np.random.default_rng(0))
                 x = self.views.render(take(images, batch, self.shards.device), plain)
-                outputs.append(self.method.predict(model, x.contiguous(memory_format=MEMORY_FORMAT)))
+                outputs.append(predict(x.contiguous(memory_format=MEMORY_FORMAT)))
         return torch.cat(outputs)
 
     # -- pieces ------------------------------------------------------------------------------------

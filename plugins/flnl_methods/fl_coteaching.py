@@ -7,9 +7,7 @@ Symbols: t round (from 0), τ final forget rate, T_k rounds until it is reached,
 of a batch that is dropped in round t, l_1 / l_2 losses of the two networks, I_1 / I_2 what they keep.
 
 τ is one constant for all clients, clean ones included, as in the published scripts. The variant that
-gives each client its true noise rate is left out: a method cannot see true labels here. So are the
-accuracies of each network alone, since methods do not see the test set: `networks_agree` tells how far
-they differ.
+gives each client its true noise rate is left out: a method cannot see true labels here.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ class FLCoteaching(Method):
 
     name = "fl-coteaching"
     reference = "Han et al., Co-teaching: Robust Training with Extremely Noisy Labels, NeurIPS 2018"
+    members = ("first", "second")
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ]
     ramp_rounds: int = 25  # T_k at most; a fifth of the rounds where that is less (10 of 50)

@@ -35,6 +35,7 @@ class FLDivideMix(Method):
 
     name = "fl-dividemix"
     reference = "Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020"
+    members = ("net1", "net2")
 
     warmup_share: float = 0.2  # W as a share of all rounds
     ramp_rounds: int = 16  # L at most
