@@ -76,7 +76,14 @@ def test_the_exponent_is_that_of_tau():
 # -- tau ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("setting", "tau"),
-    [("sym-0.6", 0.45), ("sym-1.0", 0.75), ("asym-0.6", 0.18), ("mixed-0.6", 0.18), ("asym-1.0", 0.3)],
+    [
+        ("sym-0.6", 0.45),
+        ("sym-1.0", 0.75),
+        ("asym-0.6", 0.18),
+        ("mixed-0.6", 0.18),
+        ("asym-1.0", 0.3),
+        ("mixed-1.0", 0.3),
+    ],
 )
 def test_tau_is_the_noise_ratio_that_the_setting_announces(setting, tau):
     terms = toy_engine(FedAvg(), toy_scenario(setting)).terms

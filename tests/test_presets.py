@@ -155,3 +155,7 @@ def test_a_protocol_out_of_range_is_refused_by_name(change):
     ((name, value),) = change.items()
     with pytest.raises(BadInput, match=f"{name} is {value}, but must be"):
         load_preset("quick").training("digits", **change)
+
+
+def test_natural_noise_has_its_forget_rate_in_the_paper_preset():
+    assert load_preset("paper").hyperparameters("clothing1m", "fl-coteaching")["forget_rate"] == 0.39
