@@ -33,6 +33,7 @@ def metered(**options):
     ("name", "classes", "weights"),
     [
         ("tiny-cnn", 10, 94_762),
+        ("tiny-cnn-16", 10, 24_346),
         ("resnet8", 10, 75_290),
         ("resnet8-half", 10, 75_290),
         ("resnet20", 10, 269_722),

@@ -23,8 +23,8 @@ from benchmarks.speed.profile import profile_round
 from benchmarks.speed.rates import rates
 from benchmarks.speed.start import start
 from benchmarks.speed.table import Table
+from benchmarks.speed.worlds import SIZES
 
-MODELS = ("tiny-cnn", "resnet8", "resnet18")
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "rates": lambda o: iter([rates(o.model, o.repeats)]),
     "counts": lambda o: iter([counts(o.model)]),
@@ -44,7 +44,7 @@ def options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--model", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--repeats", type=int, default=5, help="repetitions of which the shortest counts")
     parser.add_argument("--workers", nargs="+", type=int, default=[2], help="numbers of worker processes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")

@@ -13,6 +13,12 @@ from flnl_bench.data import Augmentation, Dataset, load_dataset
 from flnl_bench.scenario import Scenario, make_scenario
 
 SEED = 1
+SIZES = {  # clients, samples of each (0: digits) and epochs with which the rates of a model are measured
+    "tiny-cnn": (10, 0, 5),
+    "tiny-cnn-16": (10, 0, 5),
+    "resnet8": (4, 160, 2),
+    "resnet18": (2, 96, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,7 @@ def make_world(dataset: Dataset, model: str, clients: int, epochs: int, **change
 
 def rate_world(model: str, clients: int | None = None, epochs: int | None = None) -> World:
     """What the rates of a model are measured on: one to a few seconds of training."""
-    sizes = {"tiny-cnn": (10, 0, 5), "resnet8": (4, 160, 2), "resnet18": (2, 96, 1)}
-    standard_clients, samples, standard_epochs = sizes[model]
+    standard_clients, samples, standard_epochs = SIZES[model]
     clients, epochs = clients or standard_clients, epochs or standard_epochs
     dataset = random_images(samples * clients, 3, 32) if samples else load_dataset("digits")
     return make_world(dataset, model, clients, epochs)

@@ -28,8 +28,8 @@ def build_network(name: str, channels: int, classes: int, norm: str, pretrained:
 
 
 def _small_backbone(name: str, channels: int, norm: str) -> TinyCNN | ResNet:
-    if name == "tiny-cnn":
-        return TinyCNN(channels, norm)
+    if name in ("tiny-cnn", "tiny-cnn-16"):
+        return TinyCNN(channels, norm, 32 if name == "tiny-cnn" else 16)
     if name in ("resnet18", "resnet34"):
         return wide_resnet({"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[name], channels, norm)
     depth, stride = {"resnet8": (8, 1), "resnet8-half": (8, 2), "resnet20": (20, 1)}[name]
