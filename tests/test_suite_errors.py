@@ -1,0 +1,94 @@
+"""Mistakes in suite files and in the command are one line each."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from command_line import flnl
+from suite_grids import BENCHMARKS, GOOD
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("methods = [", "is not TOML"),
+        (GOOD + 'setings = ["clean"]', "unknown key 'setings'; did you mean 'settings'?"),
+        ('methods = ["fedavgg"]\nsettings = ["clean"]', "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ('methods = ["fedavg"]\nsettings = ["symm-1.0"]', "did you mean 'sym-1.0'?"),
+        ('methods = ["fedavg"]', "settings must be a list of names"),
+        ('settings = ["clean"]', "methods must be given, unless there are ablations or sweeps"),
+        (GOOD + 'partitions = ["idd"]', "did you mean 'iid'?"),
+        (GOOD + 'datasets = ["cifar1"]', "did you mean 'cifar10'?"),
+        (GOOD + 'preset = "quik"', "did you mean 'quick'?"),
+        (GOOD + 'preset = "quick"\npresets = ["paper"]', "preset must be left out where presets are given"),
+        (GOOD + 'presets = ["paper", "qick"]', "unknown preset 'qick'; did you mean 'quick'?"),
+        (GOOD + "preset = 1", "preset must be a text"),
+        (GOOD + "seeds = [1, 1]", "seeds must be a list without repetition, but 1 is there twice"),
+        (GOOD + "seeds = [-1]", "seeds must be a list of whole numbers from 0"),
+        (GOOD + 'seeds = ["1"]', "seeds must be a list of whole numbers from 0"),
+        (GOOD + "[training]\nround = 2", "unknown key 'round' in [training]; did you mean 'rounds'?"),
+        (GOOD + '[training]\nrounds = "2"', "training.rounds must be of type int, not '2'"),
+        (GOOD + "[training]\nrounds = 0", "rounds is 0, but must be a whole number from 1"),
+        (GOOD + "[set.fedavg]\nvew = 1", "did you mean 'view'?"),
+        (GOOD + "[set.fedprox]\nmu = 1", "[set.fedprox] changes a method that is not in the suite"),
+        (GOOD + "[set.fedpro]\nmu = 1", "unknown method 'fedpro'; did you mean 'fedprox'?"),
+        (GOOD + "[sweeps.a]\nset = {mu = [1]}", "sweeps.a.method must be the name of a method"),
+        (
+            GOOD + '[sweeps.a]\nmethod = "fedprox"\nset = {mu = []}',
+            "sweeps.a.set.mu must be a value or a list",
+        ),
+        (GOOD + '[sweeps.a]\nmethod = "fedprox"\nsets = {mu = 1}', "did you mean 'set'?"),
+        (GOOD + '[ablations.a]\nmethod = "fedprox"\nset = {mu = [1]}', "ablations.a.set.mu must be a number"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_path):
+    file = tmp_path / "mistake.toml"
+    file.write_text(text)
+    done = flnl("suite", file, "--out", tmp_path / "runs")
+    assert (done.code, done.out, len(done.errors)) == (2, "", 1)
+    assert done.errors[0].startswith(f"flnl-bench: {file}")
+    assert expected in done.errors[0]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nowhere.toml"], "there is no suite file nowhere.toml"),
+        ([BENCHMARKS / "smoke.toml", "--executor", "slrum"], "did you mean 'slurm'?"),
+        ([BENCHMARKS / "smoke.toml", "--jobs", "0"], "invalid value for '--jobs'"),
+        ([BENCHMARKS / "smoke.toml", "--device", "gpu"], "unknown device 'gpu'"),
+        (
+            [BENCHMARKS / "smoke.toml", "--executor", "slurm", "--slurm", "gpu"],
+            "--slurm 'gpu': expected KEY=VALUE",
+        ),
+        ([BENCHMARKS / "smoke.toml", "--slurm", "time=9"], "--slurm needs --executor slurm"),
+        (
+            [BENCHMARKS / "smoke.toml", "--executor", "slurm", "--runs-per-gpu", "2"],
+            "--runs-per-gpu: Slurm gives every run a GPU of its own",
+        ),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(arguments, expected, tmp_path):
+    done = flnl("suite", *arguments, "--out", tmp_path)
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert expected in done.errors[0]
+
+
+@pytest.mark.parametrize(("executor", "module"), [("ray", "ray"), ("slurm", "submitit")])
+def test_a_missing_extra_is_named_with_its_installation(executor, module, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    done = flnl("suite", BENCHMARKS / "smoke.toml", "--executor", executor, "--out", tmp_path)
+    assert done.code == 2
+    assert done.errors == [
+        f"flnl-bench: --executor {executor} needs {'Ray' if module == 'ray' else module}: "
+        f"pip install 'flnl-bench[{executor}]'"
+    ]
+
+
+def test_data_that_are_missing_are_told_before_anything_is_run(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(GOOD + f'datasets = ["npz:{tmp_path}/none.npz"]')
+    done = flnl("suite", file, "--out", tmp_path / "runs")
+    assert (done.code, len(done.errors)) == (3, 1)
