@@ -1,14 +1,16 @@
 """The pages of docs/: complete, and their examples work."""
 
 import inspect
+import math
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
-from flnl_bench import Method
+from flnl_bench import Method, Update
 from flnl_bench.cli import app
 from flnl_bench.testing import play, toy_engine
 
@@ -78,9 +80,29 @@ def test_every_linked_file_is_there(path):
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-def test_the_method_of_the_tutorial_runs():
+TUTORIAL = re.findall(r"^```python\n(.*?)^```", page("writing-a-method.md"), re.M | re.S)
+
+
+def test_the_first_method_of_the_tutorial_runs():
     names = {}
-    exec(re.findall(r"^```python\n(.*?)^```", page("writing-a-method.md"), re.M | re.S)[0], names)
+    exec(TUTORIAL[0], names)
     (method,) = names["flnl_register_methods"]()
     (row,) = play(toy_engine(method(trust=0.9)), rounds=1)
     assert row["train_loss"] > 0
+
+
+def test_the_second_method_of_the_tutorial_trusts_clients_less_that_fit_badly():
+    names = {}
+    exec(TUTORIAL[1], names)
+    engine = toy_engine(names["Doubt"](), fraction=1.0)
+    play(engine, rounds=2)
+    server = engine.server
+    weights = [{"w": torch.tensor(value)} for value in (0.0, 1.0)]
+    updates = [
+        Update(k, 10, w, {"mean_loss": loss})
+        for k, (w, loss) in enumerate(zip(weights, (0.0, 1.0), strict=True))
+    ]
+    assert names["Doubt"]().aggregate(server, updates)["w"].item() == pytest.approx(1 / (1 + math.e))
+    beliefs = names["Doubt"]().beliefs(server, 0, engine.federation.states[0])
+    assert len(beliefs.clean) == server.sizes[0]
+    assert 0 < beliefs.clean.sum() < server.sizes[0]
