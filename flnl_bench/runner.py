@@ -22,7 +22,7 @@ from flnl_bench.recorder.beliefs import save_beliefs
 from flnl_bench.recorder.claim import Busy, Claim, claimed
 from flnl_bench.recorder.diagnostics import Probe, judge
 from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.recorder.provenance import now, provenance
+from flnl_bench.recorder.provenance import now, provenance, source
 from flnl_bench.recorder.record import trusted
 from flnl_bench.recorder.summary import summarise
 from flnl_bench.scenario import Scenario
@@ -52,6 +52,13 @@ class Run:
     def checkpoint(self) -> Checkpoint:
         """What it can go on from."""
         return Checkpoint(self.folder.path / "checkpoint")
+
+    @property
+    def code_changed(self) -> bool:
+        """Whether what is there was made by other code of a plugin; NUMBERS_VERSION speaks for our own."""
+        before = (trusted(self.folder.path) or {}).get("provenance", {}).get("method", {}).get("source")
+        ours = type(self.method).__module__.startswith("flnl_methods.")
+        return before is not None and not ours and before != source(self.method)
 
     def finished(self) -> dict[str, Any] | None:
         """The record of the run if it is done already, on the same federation."""
@@ -125,7 +132,7 @@ class Run:
     def _record(self, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario
         previous = trusted(folder.path) or {}
-        here = provenance(self.place.home, len(self.place.workers))
+        here = provenance(self.method, self.place.home, len(self.place.workers))
         before = [*previous.get("earlier", []), previous["provenance"]] if resumes and previous else []
         earlier = [about for about in before if about != here]
         return {

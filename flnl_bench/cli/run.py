@@ -143,6 +143,8 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
     done = 0 if fresh else run.checkpoint.finished_rounds
     if not fresh and run.finished():
         note(f"found finished in {path} (use --fresh to run it again)")
+    if not fresh and run.code_changed:
+        note(f"warning: the code of {run.config.method} has changed since {path} was begun; --fresh starts anew")
     try:
         with watching(f"{run.config.method} s{run.config.seed}", total, done) as watch:
             return run.play(fresh=fresh, progress=watch)
