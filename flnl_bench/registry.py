@@ -1,7 +1,7 @@
-"""The registry of methods: a pluggy plugin manager over the entry points of group `flnl_bench`.
+"""The registry of methods: pluggy plugins from the entry points of group `flnl_bench`.
 
-A plugin that fails to import, or whose method has a name that is taken, is reported by name and
-skipped; it never takes the program down.
+A plugin that fails to import, and a method that cannot be used or has a name that is taken, is reported
+by name and skipped; it never takes the program down.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")  # as written after --set key=
+
+KINDS = "int, float, bool, str, Literal[...] or one of them | None"  # what a hyper-parameter may be
 
 
 class Hooks:
@@ -61,6 +64,12 @@ class Registry:
                 f"(from {self.origin[cls.name]!r}); skipped"
             )
         else:
+            try:
+                check_class(cls)
+            except Exception as error:  # also from the class's own code
+                why = str(error) if isinstance(error, BadInput) else one_line(error)
+                self.problems.append(f"plugin {plugin!r}: class {cls.__name__}: {why}; skipped")
+                return
             self.methods[cls.name] = cls
             self.origin[cls.name] = plugin
 
@@ -83,43 +92,52 @@ class Registry:
         for key in preset:
             if key not in kinds:
                 raise unknown(f"hyper-parameter of {cls.name}", key, kinds, "the preset")
-        values = dict(preset)
-        values.update(cls.variants.get(name.partition("/")[2], {}))
-        for key, text in changes.items():
-            if key not in kinds:
-                raise _unknown_key(cls.name, key, kinds)
-            values[key] = parse_value(key, text, kinds[key])
-        return cls(**values)
-
-
-def load_registry(manager: pluggy.PluginManager | None = None) -> Registry:
-    """Load every plugin, each in a net of its own (pluggy's loader does not guard the import)."""
-    manager = manager or pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(Hooks)
-    registry = Registry()
-    for entry in entry_points(group=GROUP):
+        variant = cls.variants.get(name.partition("/")[2], {})
         try:
-            manager.register(entry.load(), name=entry.name)
-            manager.check_pending()
-            registry.plugins[entry.name] = entry.dist.name if entry.dist else "?"
-        except Exception as error:
-            if manager.has_plugin(entry.name):  # a hook of it is not ours: it must not spoil the others
-                manager.unregister(name=entry.name)
-            registry.problems.append(f"plugin {entry.name!r} ({entry.value}): {one_line(error)}; skipped")
-    for plugin, module in manager.list_name_plugin():
-        _collect(registry, manager, plugin, module)
+            return cls(**{**preset, **variant, **self.parse(name, changes)})
+        except BadInput:
+            raise
+        except (AssertionError, TypeError, ValueError) as error:  # from its __post_init__
+            raise BadInput(f"{name}: {one_line(error)}") from None
+
+    def parse(self, name: str, changes: Mapping[str, str], where: str = "--set ") -> dict[str, Any]:
+        """The values of changed hyper-parameters from their texts; errors say `where` they are written."""
+        cls = self.method_class(name)
+        kinds = hyperparameters(cls)
+        for key in changes:
+            if key not in kinds:
+                raise _unknown_key(cls.name, where + key, key, kinds)
+        return {key: parse_value(where + key, text, kinds[key]) for key, text in changes.items()}
+
+
+def load_registry() -> Registry:
+    """Load every plugin, each in a net of its own; this project's come first, so that nobody takes a name."""
+    registry = Registry()
+    found = [(entry.dist.name if entry.dist else "?", entry) for entry in entry_points(group=GROUP)]
+    for owner, entry in sorted(found, key=lambda pair: pair[0] != "flnl-bench"):
+        plugin = f"{owner}:{entry.name}" if entry.name in registry.plugins else entry.name
+        try:
+            classes = _offered(entry.load())
+        except (Exception, SystemExit) as error:
+            registry.problems.append(f"plugin {plugin!r} ({entry.value}): {one_line(error)}; skipped")
+            continue
+        registry.plugins[plugin] = owner
+        for cls in classes:
+            registry.add(plugin, cls)
+        if not classes:
+            registry.problems.append(
+                f"plugin {plugin!r} ({entry.value}) offers no method (is @hookimpl missing?)"
+            )
     return registry
 
 
-def _collect(registry: Registry, manager: pluggy.PluginManager, plugin: str, module: object) -> None:
-    """Ask one plugin for its methods."""
-    others = [other for other in manager.get_plugins() if other is not module]
-    try:
-        answers = manager.subset_hook_caller("flnl_register_methods", others)()
-        for cls in (cls for answer in answers for cls in answer):
-            registry.add(plugin, cls)
-    except Exception as error:
-        registry.problems.append(f"plugin {plugin!r}: {one_line(error)}; skipped")
+def _offered(plugin: object) -> list[type[Method]]:
+    """Ask one plugin for its methods, in a manager of its own: no plugin can spoil another."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Hooks)
+    manager.register(plugin)
+    manager.check_pending()
+    return [cls for answer in manager.hook.flnl_register_methods() for cls in answer]
 
 
 @functools.cache
@@ -140,35 +158,76 @@ def values_of(method: Method) -> dict[str, Any]:
     return dataclasses.asdict(method)  # type: ignore[call-overload]
 
 
-def _unknown_key(method: str, key: str, kinds: Mapping[str, Any]) -> BadInput:
+def kind_name(kind: Any) -> str:
+    """A type as it is written."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def check_class(cls: type[Method]) -> None:
+    """Refuse a class whose names, hyper-parameters or variants cannot be used."""
+    for name in (cls.name, *cls.variants):
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise BadInput(f"{name!r} is not lower-case words joined by dashes")
+    kinds = hyperparameters(cls)
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key, kind in kinds.items():
+        if not (_base(kind) in (int, float, bool, str) or typing.get_origin(_base(kind)) is Literal):
+            raise BadInput(f"hyper-parameter {key!r} is annotated {kind_name(kind)}, but may be {KINDS}")
+        if defaults[key] is dataclasses.MISSING:
+            raise BadInput(f"hyper-parameter {key!r} has no default")
+    variants = {f"variant {variant!r}": values for variant, values in cls.variants.items()}
+    for where, values in {"its defaults": defaults, **variants}.items():
+        for key, value in values.items():
+            if key not in kinds:
+                raise unknown("hyper-parameter", key, kinds, where)
+            if not _fits(value, kinds[key]):
+                raise BadInput(f"{key} is {value!r} in {where}, but must be {kind_name(kinds[key])}")
+        cls(**values)
+
+
+def _base(kind: Any) -> Any:
+    """X of `X | None`; any other type itself."""
+    options = [option for option in typing.get_args(kind) if option is not type(None)]
+    return options[0] if typing.get_origin(kind) in (Union, types.UnionType) and len(options) == 1 else kind
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type; a whole number is a number."""
+    base = _base(kind)
+    if value is None and base is not kind:
+        return True
+    if typing.get_origin(base) is Literal:
+        return value in typing.get_args(base)
+    return type(value) is base or (base is float and type(value) is int)
+
+
+def _unknown_key(method: str, where: str, key: str, kinds: Mapping[str, Any]) -> BadInput:
     if not kinds:
-        return BadInput(f"--set {key}: {method} has no hyper-parameters")
+        return BadInput(f"{where}: {method} has no hyper-parameters")
     near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return BadInput(
-        f"--set {key}: {method} has no such hyper-parameter{hint} (it has: {', '.join(sorted(kinds))})"
+        f"{where}: {method} has no such hyper-parameter{hint} (it has: {', '.join(sorted(kinds))})"
     )
 
 
-def parse_value(key: str, text: str, kind: Any) -> Any:
-    """A value of the declared type from its text."""
-    origin = typing.get_origin(kind)
-    if origin in (Union, types.UnionType):
-        options = typing.get_args(kind)
-        if type(None) in options and text.lower() == "none":
-            return None
-        return parse_value(key, text, next(o for o in options if o is not type(None)))
-    if origin is Literal:
-        allowed = [str(value) for value in typing.get_args(kind)]
+def parse_value(where: str, text: str, kind: Any) -> Any:
+    """A value of the declared type from its text; `where` it is written is for the error."""
+    base = _base(kind)
+    if base is not kind and text.lower() == "none":
+        return None
+    if typing.get_origin(base) is Literal:
+        allowed = [str(value) for value in typing.get_args(base)]
         if text not in allowed:
-            raise unknown("value", text, allowed, f"--set {key}")
-        return typing.get_args(kind)[allowed.index(text)]
-    if kind is bool:
+            raise unknown("value", text, allowed, where)
+        return typing.get_args(base)[allowed.index(text)]
+    if base is bool:
         if text.lower() not in (*TRUE, *FALSE):
-            raise BadInput(f"--set {key}={text}: expected true or false")
+            raise BadInput(f"{where}={text}: expected true or false")
         return text.lower() in TRUE
     try:
-        return kind(text)
-    except (TypeError, ValueError):
-        name = {int: "a whole number", float: "a number"}.get(kind, getattr(kind, "__name__", str(kind)))
-        raise BadInput(f"--set {key}={text}: expected {name}") from None
+        return base(text)
+    except ValueError:
+        raise BadInput(
+            f"{where}={text}: expected {'a whole number' if base is int else 'a number'}"
+        ) from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, dataset_name, load_dataset
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.presets import load_preset
 from flnl_bench.registry import Registry, default_registry, values_of
 from flnl_bench.scenario import (
@@ -79,6 +79,8 @@ def describe(
     fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
     training = preset.training(dataset, **request.training, **fixed)
     _check_network(training)
+    if training.samples is not None and not given:
+        parse_partition(request.partition).check(training.samples, training.clients)
     config = RunConfig(
         method=request.method,
         dataset=dataset,
@@ -100,15 +102,8 @@ def changed_values(
     """The hyper-parameters that are not as the preset and the variant have them; a missing one is."""
     registry = registry or default_registry()
     given = load_preset(preset).hyperparameters(dataset, registry.method_class(method).name)
-    try:
-        plain = values_of(registry.make(method, given, {}))
-    except TypeError:  # a method that does without defaults: what it has was given
-        plain = {}
-    return {k: v for k, v in values.items() if k not in plain or _listed(plain[k]) != _listed(v)}
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value  # as JSON has it
+    plain = values_of(registry.make(method, given, {}))
+    return {k: v for k, v in values.items() if k not in plain or plain[k] != v}
 
 
 def prepare(request: Request, registry: Registry | None = None, progress: Progress | None = None) -> Run:
@@ -124,12 +119,10 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
 
     given = load_scenario(request.scenario) if request.scenario else None
     config, method = describe(request, registry, given)
-    training, dataset = config.training, _dataset(config.dataset, request.data_dir, progress)
+    dataset = _dataset(config.dataset, request.data_dir, progress)
     if given:
         check_dataset(given, dataset)
-    scenario = given or generate(
-        dataset, config.partition, config.setting, training.clients, request.seed, training.samples
-    )
+    scenario = given or federate(request, config, dataset)
     changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
     place = choose_place(request.device, request.devices, request.workers)
     return Run(config, method, dataset, scenario, request.out, place, changed, request.label)
@@ -148,11 +141,27 @@ def _check_network(training: Training) -> None:
         raise BadInput("ImageNet weights are there for --model resnet50 with --norm batch only")
 
 
+def federate(request: Request, config: RunConfig, dataset: Dataset) -> Scenario:
+    """The scenario of a run that brings none."""
+    training, asked = config.training, request.training.get("samples")
+    return generate(
+        dataset, config.partition, config.setting, training.clients, config.seed, training.samples, asked
+    )
+
+
 def generate(
-    dataset: Dataset, partition: str, setting: str, clients: int, seed: int, samples: int | None
+    dataset: Dataset,
+    partition: str,
+    setting: str,
+    clients: int,
+    seed: int,
+    samples: int | None,
+    asked: int | None = None,
 ) -> Scenario:
-    """The scenario of a protocol; a preset's subset is not larger than the data set."""
-    if samples is not None and samples >= len(dataset.train_y):
+    """The scenario of a protocol; only a preset's subset, not one that is asked for, may exceed the data."""
+    most = len(dataset.train_y)
+    require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
+    if samples is not None and samples >= most:
         samples = None
     return make_scenario(
         dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples

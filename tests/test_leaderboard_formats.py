@@ -201,6 +201,15 @@ def test_output_writes_the_format_of_the_file_s_name(folder, tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([file.name, "same", "runs"])
 
 
+def test_an_unknown_ending_is_refused_unless_the_format_is_given(folder, tmp_path):
+    file = tmp_path / "board.pdf"
+    done = flnl("leaderboard", folder, "-o", file)
+    assert done.code == 2
+    assert f"{file} must end in one of .txt, .md, .tex, .csv, .html, .json, unless" in done.errors[-1]
+    assert not file.exists()
+    assert flnl("leaderboard", folder, "-o", file, "--format", "md").code == 0
+
+
 def test_output_into_a_missing_folder_is_refused(folder, tmp_path):
     done = flnl("leaderboard", folder, "-o", tmp_path / "none" / "board.md")
     assert (done.code, "there is no folder" in done.errors[-1]) == (2, True)

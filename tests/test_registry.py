@@ -40,9 +40,9 @@ class Other(Method):
 class Entry:
     """An entry point that was not installed."""
 
-    def __init__(self, name, load, value="some_module"):
+    def __init__(self, name, load, value="some_module", dist=None):
         self.name, self.value, self.load = name, value, load
-        self.dist = SimpleNamespace(name=f"flnl-bench-{name}")
+        self.dist = SimpleNamespace(name=dist or f"flnl-bench-{name}")
 
 
 def plugin(*methods):
@@ -89,6 +89,7 @@ def test_methods_come_with_their_plugin_and_distribution(load):
         (ImportError("no module named 'jax'\nand more"), "ImportError: no module named 'jax'"),
         (SyntaxError("bad"), "SyntaxError: bad"),
         (RuntimeError(), "RuntimeError"),
+        (SystemExit("bye"), "SystemExit: bye"),
     ],
 )
 def test_a_plugin_that_fails_to_import_is_reported_and_the_others_stay(load, error, said):
@@ -106,6 +107,41 @@ def test_a_name_that_is_taken_is_reported_with_its_owner(load):
     assert found.problems == ["plugin 'b': method 'mine' is already there (from 'a'); skipped"]
     assert found.methods["mine"] is Mine
     assert found.origin["other"] == "b"
+
+
+def test_a_plugin_whose_name_is_taken_is_there_beside_the_first(load):
+    entries = Entry("a", lambda: plugin(Mine)), Entry("a", lambda: plugin(Other), dist="aaa")
+    found = load(*entries)
+    assert found.origin == {"mine": "a", "other": "aaa:a"}
+    assert found.plugins == {"a": "flnl-bench-a", "aaa:a": "aaa"}
+    assert found.problems == []
+
+
+def test_nobody_takes_a_name_of_this_project(load):
+    class Taker(Method):
+        name = "mine"
+
+    foreign, own = (
+        Entry("a", lambda: plugin(Taker)),
+        Entry("methods", lambda: plugin(Mine), dist="flnl-bench"),
+    )
+    found = load(foreign, own)
+    assert found.methods == {"mine": Mine}
+    assert found.problems == ["plugin 'a': method 'mine' is already there (from 'methods'); skipped"]
+
+
+class Undecorated:
+    """Forgot @hookimpl."""
+
+    def flnl_register_methods(self):
+        return [Mine]
+
+
+@pytest.mark.parametrize("offer", [Undecorated, plugin])
+def test_a_plugin_that_offers_nothing_is_reported(load, offer):
+    found = load(Entry("empty", offer), Entry("b", lambda: plugin(Other)))
+    assert found.problems == ["plugin 'empty' (some_module) offers no method (is @hookimpl missing?)"]
+    assert found.names() == ["other"]
 
 
 class Nameless(Method):
@@ -126,7 +162,7 @@ def test_a_hook_that_raises_is_reported(load):
             raise ValueError("no licence")
 
     found = load(Entry("angry", Raising), Entry("b", lambda: plugin(Other)))
-    assert found.problems == ["plugin 'angry': ValueError: no licence; skipped"]
+    assert found.problems == ["plugin 'angry' (some_module): ValueError: no licence; skipped"]
     assert found.names() == ["other"]
 
 
@@ -137,7 +173,7 @@ def test_a_hook_that_gives_no_list_is_reported(load):
             return 5
 
     found = load(Entry("forgetful", Forgetful), Entry("b", lambda: plugin(Other)))
-    assert found.problems[0].startswith("plugin 'forgetful': TypeError: ")
+    assert found.problems[0].startswith("plugin 'forgetful' (some_module): TypeError: ")
     assert found.names() == ["other"]
 
 
@@ -246,7 +282,7 @@ def test_an_unknown_key_gets_the_nearest_one(mine, method, key, said):
     ],
 )
 def test_a_value_has_the_declared_type(key, text, value):
-    parsed = parse_value(key, text, hyperparameters(Mine)[key])
+    parsed = parse_value(f"--set {key}", text, hyperparameters(Mine)[key])
     assert parsed == value
     assert type(parsed) is type(value)
 
@@ -264,7 +300,32 @@ def test_a_value_has_the_declared_type(key, text, value):
 )
 def test_a_value_of_another_type_is_refused(key, text, said):
     with pytest.raises(BadInput) as caught:
-        parse_value(key, text, hyperparameters(Mine)[key])
+        parse_value(f"--set {key}", text, hyperparameters(Mine)[key])
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("steps must be even\nor so"), "picky: ValueError: steps must be even"),
+        (TypeError("no"), "picky: TypeError: no"),
+        (AssertionError(), "picky: AssertionError"),
+        (BadInput("steps is 3, but must be even"), "steps is 3, but must be even"),
+    ],
+)
+def test_what_a_method_says_about_its_values_is_bad_input(error, said):
+    class Picky(Method):
+        name = "picky"
+        steps: int = 2
+
+        def __post_init__(self):
+            if self.steps % 2:
+                raise error
+
+    made = Registry()
+    made.add("test", Picky)
+    with pytest.raises(BadInput) as caught:
+        made.make("picky", {}, {"steps": "3"})
     assert str(caught.value) == said
 
 

@@ -100,6 +100,14 @@ def test_nothing_to_export_is_refused_and_leaves_no_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+def test_an_export_overwrites_no_file(theirs, tmp_path):
+    (tmp_path / "mine.zip").write_text("mine")
+    done = flnl("results", "export", theirs, "-o", tmp_path / "mine.zip")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert f"{tmp_path / 'mine.zip'} is there already; choose another file" in done.errors[0]
+    assert (tmp_path / "mine.zip").read_text() == "mine"
+
+
 def test_a_real_run_travels_and_is_found_finished(tmp_path):
     outcome = flnl(*tiny(tmp_path / "a", "--json")).json
     file = export(tmp_path / "a", tmp_path / "real.zip")

@@ -16,7 +16,8 @@ from suite_grids import BENCHMARKS, GOOD
         (GOOD + 'setings = ["clean"]', "unknown key 'setings'; did you mean 'settings'?"),
         ('methods = ["fedavgg"]\nsettings = ["clean"]', "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ('methods = ["fedavg"]\nsettings = ["symm-1.0"]', "did you mean 'sym-1.0'?"),
-        ('methods = ["fedavg"]', "settings must be a list of names"),
+        ('methods = ["fedavg"]', "settings must be given"),
+        (GOOD.replace('["clean"]', '"clean"'), "settings must be a list of names"),
         ('settings = ["clean"]', "methods must be given, unless there are ablations or sweeps"),
         (GOOD + 'partitions = ["idd"]', "did you mean 'iid'?"),
         (GOOD + 'datasets = ["cifar1"]', "did you mean 'cifar10'?"),
@@ -30,7 +31,11 @@ from suite_grids import BENCHMARKS, GOOD
         (GOOD + "[training]\nround = 2", "unknown key 'round' in [training]; did you mean 'rounds'?"),
         (GOOD + '[training]\nrounds = "2"', "training.rounds must be of type int, not '2'"),
         (GOOD + "[training]\nrounds = 0", "rounds is 0, but must be a whole number from 1"),
-        (GOOD + "[set.fedavg]\nvew = 1", "did you mean 'view'?"),
+        (
+            GOOD + "[set.fedavg]\nvew = 1",
+            "set.fedavg.vew: fedavg has no such hyper-parameter; did you mean 'view'?",
+        ),
+        (GOOD + '[set.fedavg]\nview = "x"', "unknown value 'x' in set.fedavg.view (allowed: "),
         (GOOD + "[set.fedprox]\nmu = 1", "[set.fedprox] changes a method that is not in the suite"),
         (GOOD + "[set.fedpro]\nmu = 1", "unknown method 'fedpro'; did you mean 'fedprox'?"),
         (GOOD + "[sweeps.a]\nset = {mu = [1]}", "sweeps.a.method must be the name of a method"),
@@ -40,6 +45,14 @@ from suite_grids import BENCHMARKS, GOOD
         ),
         (GOOD + '[sweeps.a]\nmethod = "fedprox"\nsets = {mu = 1}', "did you mean 'set'?"),
         (GOOD + '[ablations.a]\nmethod = "fedprox"\nset = {mu = [1]}', "ablations.a.set.mu must be a number"),
+        (
+            GOOD + '[ablations.a]\nmethod = "fedprox"\nset = {mu = "x"}',
+            "ablations.a.set.mu=x: expected a number",
+        ),
+        (
+            GOOD + '[sweeps.a]\nmethod = "fedprox"\nset = {mu = [1, "x"]}',
+            "sweeps.a.set.mu=x: expected a number",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_path):
@@ -56,6 +69,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_pat
     ("arguments", "expected"),
     [
         (["nowhere.toml"], "there is no suite file nowhere.toml"),
+        ([BENCHMARKS], f"{BENCHMARKS} is a folder, not a suite file"),
         ([BENCHMARKS / "smoke.toml", "--executor", "slrum"], "did you mean 'slurm'?"),
         ([BENCHMARKS / "smoke.toml", "--jobs", "0"], "invalid value for '--jobs'"),
         ([BENCHMARKS / "smoke.toml", "--device", "gpu"], "unknown device 'gpu'"),
@@ -92,3 +106,30 @@ def test_data_that_are_missing_are_told_before_anything_is_run(tmp_path):
     file.write_text(GOOD + f'datasets = ["npz:{tmp_path}/none.npz"]')
     done = flnl("suite", file, "--out", tmp_path / "runs")
     assert (done.code, len(done.errors)) == (3, 1)
+
+
+IMPOSSIBLE = [
+    ("[training]\nclients = 500\nsamples = 120", "cannot give each of 500 clients at least 1 of 120 images"),
+    ('partitions = ["dir-1.0"]\n[training]\nclients = 20\nsamples = 120', "at least 10 of 120 images"),
+]
+NOT_OF_THESE_DATA = [
+    ("[training]\nclients = 5000", "cannot give each of 5000 clients at least 1 of 1437 images"),
+    ("[training]\nsamples = 5000", "samples is 5000, but must be at most 1437, the train images of digits"),
+    ('partitions = ["shard-11"]', "S must be from 1 to 10"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "more"),
+    [
+        *((text, expected, ["--dry-run"]) for text, expected in IMPOSSIBLE),
+        *((text, expected, []) for text, expected in IMPOSSIBLE + NOT_OF_THESE_DATA),
+    ],
+)
+def test_a_federation_that_cannot_be_made_is_told_before_anything_is_run(text, expected, more, tmp_path):
+    file = tmp_path / "impossible.toml"
+    file.write_text(GOOD + text)
+    done = flnl("suite", file, "--out", tmp_path / "runs", *more)
+    assert (done.code, done.out, len(done.errors)) == (2, "", 1)
+    assert expected in done.errors[0]
+    assert not (tmp_path / "runs").exists()

@@ -71,8 +71,12 @@ def leaderboard(
 def choose_format(kind: str | None, output: Path | None) -> str:
     """The format asked for, else the one that the name of the file tells."""
     if kind is None:
+        if output is None or not output.suffix:
+            return "table"
         endings = {ending: name for name, ending in FORMATS.items()}
-        return endings.get(output.suffix, "table") if output else "table"
+        if output.suffix not in endings:
+            raise BadInput(f"{output} must end in one of {', '.join(endings)}, unless --format is given")
+        return endings[output.suffix]
     if kind not in FORMATS:
         raise unknown("format", kind, FORMATS)
     return kind

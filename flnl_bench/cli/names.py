@@ -113,10 +113,10 @@ def _registry() -> Registry:
 
 def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
     """Type and default of each hyper-parameter."""
-    from flnl_bench.registry import hyperparameters, values_of
+    from flnl_bench.registry import hyperparameters, kind_name, values_of
 
     defaults = values_of(cls())
     return {
-        name: {"type": kind.__name__ if isinstance(kind, type) else str(kind), "default": defaults[name]}
+        name: {"type": kind_name(kind), "default": defaults[name]}
         for name, kind in hyperparameters(cls).items()
     }

@@ -32,6 +32,8 @@ def export_results(
     from flnl_bench.leaderboard.export import export
 
     check_folder(folder)
+    if output.exists():
+        raise BadInput(f"{output} is there already; choose another file")
     done = export(folder, output)
     warn_files(done.left_out)
     note_unfinished(done.unfinished, "exported")

@@ -104,7 +104,7 @@ def _make(
     training = load_preset(preset).training(name, **{k: v for k, v in changes.items() if v is not None})
     seed = 1 if seed is None else seed
     loaded = load_dataset(name, data_dir, reporting())
-    return generate(loaded, spread.name, noise.name, training.clients, seed, training.samples)
+    return generate(loaded, spread.name, noise.name, training.clients, seed, training.samples, samples)
 
 
 def print_scenario(scenario: Scenario) -> None:

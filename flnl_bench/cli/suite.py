@@ -136,14 +136,25 @@ def play(
 
 
 def check_data(board: Board) -> None:
-    """Load every data set once before the workers do: downloads happen once, and gaps show at once."""
-    from flnl_bench.data import load_dataset
+    """Load every data set and make every federation once before the workers do.
 
-    for name, folder in {
-        (item.config.dataset, item.request.data_dir) for item in board.having("waiting", "running")
-    }:
+    Downloads happen once, and what is missing or impossible shows before anything is played.
+    """
+    from flnl_bench.data import load_dataset
+    from flnl_bench.resolve import federate
+
+    federations: dict[str, dict[tuple[str | int, ...], Item]] = {}  # by data set
+    for item in board.having("waiting", "running"):
+        c = item.config
+        federations.setdefault(c.dataset, {})[c.preset, c.partition, c.setting, c.seed] = item
+    for name, items in federations.items():
         with waiting(f"looking at {name}"):
-            load_dataset(name, folder, reporting())
+            dataset = load_dataset(name, next(iter(items.values())).request.data_dir, reporting())
+            for item in items.values():
+                try:
+                    federate(item.request, item.config, dataset)
+                except BadInput as error:
+                    raise BadInput(f"{item.title}: {error}") from None
 
 
 def show_plan(found: Suite, items: list[Item], out: Path, *, as_json: bool) -> None:

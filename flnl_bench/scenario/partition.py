@@ -52,13 +52,18 @@ class Partition:
             rng: the stream of the partition.
             min_size: the fewest images of a client under `dir` and `quantity`; elsewhere it is 1.
         """
+        least = self.check(len(labels), clients, min_size)
+        return [np.sort(rows) for rows in self._draw(labels, clients, rng, least)]
+
+    def check(self, images: int, clients: int, min_size: int = 10) -> int:
+        """The fewest images that a client gets, or an error if there are not enough for all of them."""
         least = min_size if self.kind in ("dir", "quantity") else 1
-        if clients < 1 or clients * least > len(labels):
+        if clients < 1 or clients * least > images:
             raise BadInput(
                 f"partition {self.name!r} cannot give each of {clients} clients at least {least} of "
-                f"{len(labels)} images; choose 1 to {len(labels) // least} clients"
+                f"{images} images; choose 1 to {images // least} clients"
             )
-        return [np.sort(rows) for rows in self._draw(labels, clients, rng, least)]
+        return least
 
     def _draw(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, least: int

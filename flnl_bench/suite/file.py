@@ -14,11 +14,11 @@ from typing import Any
 from flnl_bench.config import Training
 from flnl_bench.errors import BadInput, unknown
 
-AXES = {  # None: must be given
+AXES = {
     "presets": ["quick"],
     "datasets": ["digits"],
     "partitions": ["iid"],
-    "settings": None,
+    "settings": [],  # must be given
     "seeds": [1],
 }
 TABLES = ("training", "set", "ablations", "sweeps")
@@ -59,6 +59,8 @@ def read_suite(path: Path) -> Suite:
         return _suite(table, path.stem)
     except FileNotFoundError:
         raise BadInput(f"there is no suite file {path}") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path} is a folder, not a suite file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
     except BadInput as error:
@@ -74,6 +76,7 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
     if "preset" in table:  # short for a list of one
         _require("presets" not in table, "preset", "left out where presets are given")
         table["presets"] = [table["preset"]]
+    _require("settings" in table, "settings", "given")
     axes = {key: _axis(table.get(key, default), key) for key, default in AXES.items()}
     methods = _axis(table["methods"], "methods") if "methods" in table else ()
     variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))

@@ -90,8 +90,8 @@ def _label(config: RunConfig, registry: Registry) -> str:
 def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str | None, dict[str, str]]]:
     """Method, name of the ablation and changed hyper-parameters of every row of the grid."""
     used = {*suite.methods, *(variation.method for variation in suite.variations)}
-    for name in suite.changes:
-        registry.method_class(name)
+    for name, changes in suite.changes.items():
+        registry.parse(name, changes, f"set.{name}.")
         if not any(name in (method, method.partition("/")[0]) for method in used):
             raise BadInput(f"[set.{name}] changes a method that is not in the suite")
     for method in suite.methods:
@@ -101,7 +101,9 @@ def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str | None
         if names.count(variation.name) > 1:
             raise BadInput(f"{variation.name!r} is the name of an ablation and of a sweep")
         base = _changes(suite, registry, variation.method)
+        where = f"{'sweeps' if variation.sweep else 'ablations'}.{variation.name}.set."
         for values in _combinations(variation):
+            registry.parse(variation.method, values, where)
             told = None if variation.sweep else f"{variation.method} [{variation.name}]"
             yield variation.method, told, {**base, **values}
 

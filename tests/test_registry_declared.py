@@ -1,0 +1,88 @@
+"""A class that cannot be listed, set or run is skipped when it is registered, with one line that says why."""
+
+import dataclasses
+from typing import Any, Literal
+
+import pytest
+
+from flnl_bench import Method
+from flnl_bench.registry import Registry
+
+KINDS = "int, float, bool, str, Literal[...] or one of them | None"
+
+
+def declared(annotation: Any = float, default: Any = 1.0, /, **more: Any) -> type[Method]:
+    """A method with one hyper-parameter, `rate`."""
+    body = {"name": "mine", "rate": default, "__annotations__": {"rate": annotation}, **more}
+    return type("Mine", (Method,), body)
+
+
+def no_default() -> type[Method]:
+    class Mine(Method):
+        name = "mine"
+        rate: float
+
+    return Mine
+
+
+def refusing(self: Method) -> None:
+    raise KeyError("rate")
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (no_default(), "hyper-parameter 'rate' has no default"),
+        (
+            declared(tuple[int, ...], (1, 2)),
+            f"hyper-parameter 'rate' is annotated tuple[int, ...], but may be {KINDS}",
+        ),
+        (
+            declared(int | float | None, None),
+            f"hyper-parameter 'rate' is annotated int | float | None, but may be {KINDS}",
+        ),
+        (declared(list, None), f"hyper-parameter 'rate' is annotated list, but may be {KINDS}"),
+        (declared("Unheard"), "NameError: name 'Unheard' is not defined"),
+        (declared(float, "abc"), "rate is 'abc' in its defaults, but must be float"),
+        (declared(float, None), "rate is None in its defaults, but must be float"),
+        (declared(int, True), "rate is True in its defaults, but must be int"),
+        (
+            declared(Literal["a", "b"], "c"),
+            "rate is 'c' in its defaults, but must be typing.Literal['a', 'b']",
+        ),
+        (
+            declared(variants={"v": {"rate": "x"}}),
+            "rate is 'x' in variant 'v', but must be float",
+        ),
+        (
+            declared(variants={"v": {"rte": 1.0}}),
+            "unknown hyper-parameter 'rte' in variant 'v'; did you mean 'rate'? (allowed: rate)",
+        ),
+        (declared(variants={"V 1": {}}), "'V 1' is not lower-case words joined by dashes"),
+        (declared(name="Bad Name/../x"), "'Bad Name/../x' is not lower-case words joined by dashes"),
+        (declared(__post_init__=refusing), "KeyError: 'rate'"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):
+    found = Registry()
+    found.add("theirs", cls)
+    assert found.problems == [f"plugin 'theirs': class Mine: {why}; skipped"]
+    assert found.methods == {}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default"),
+    [
+        (float, 1),
+        (Literal["a"] | None, None),
+        (int | None, 3),
+        (Literal[1, 2], 2),
+        (bool, False),
+        ("str", ""),
+    ],
+)
+def test_every_kind_that_can_be_set_is_taken(annotation, default):
+    found = Registry()
+    found.add("theirs", cls := declared(annotation, default, variants={"v-1": {"rate": default}}))
+    assert (found.problems, found.methods) == ([], {"mine": cls})
+    assert dataclasses.asdict(found.make("mine/v-1", {}, {})) == {"rate": default}
