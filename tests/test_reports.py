@@ -3,11 +3,12 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 from command_line import flnl, tiny
 from synthetic_runs import write_grid, write_run
 
-from benchmarks import costs, diagnostics, ordering
+from benchmarks import class_recall, costs, diagnostics, ordering
 
 
 @pytest.fixture
@@ -62,3 +63,13 @@ def test_costs_of_a_run_are_counted_in_models_and_epochs(tmp_path, table):
 @pytest.mark.parametrize(("size", "text"), [(1000, "1M"), (2016, "2M + 16"), (1500, "1.5M"), (8, "0M + 8")])
 def test_bytes_are_whole_models_and_a_small_rest_or_a_share(size, text):
     assert costs.sent(size, 1000) == text
+
+
+def test_a_class_whose_right_labels_are_all_thrown_away_is_counted_as_lost(tmp_path, table):
+    path = write_run(tmp_path, "fedgr", accuracy=70)
+    given = np.array([0, 0, 0, 1, 1, 2, 2])
+    true = np.array([0, 0, 1, 1, 1, 2, 2])  # the third label is wrong
+    clean = np.array([1, 0, 0, 0, 0, -1, -1])  # the last two were not judged
+    np.savez(path / "beliefs.npz", given=given, true=true, clean=clean)
+    _, _, row = table(class_recall, tmp_path)
+    assert row == ["iid", "sym-1.0", "1", "70.0", "0.50 0.00 -", "1"]
