@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Training:
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "a whole number from 1")
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
-        require(self.lr > 0, "lr", self.lr, "above 0")
+        require(0 < self.lr < math.inf, "lr", self.lr, "a number above 0")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         for name, known in (("precision", PRECISIONS), ("compile", COMPILE_MODES)):

@@ -1,10 +1,14 @@
-"""The two errors that a user can cause; the command line prints them as one line."""
+"""The errors that a user or a method's author can cause; the command line prints them as one line."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
 
 
 class BadInput(ValueError):
@@ -13,6 +17,26 @@ class BadInput(ValueError):
 
 class MissingData(RuntimeError):
     """A data set is not on this machine and could not be fetched (exit code 3)."""
+
+
+class BrokenContract(TypeError):
+    """A hook of a method gave what it must not (exit code 1)."""
+
+
+def expect(holds: bool, method: str, rule: str, got: object) -> None:
+    """Raise an error that names a method, the rule that it broke and how, unless the condition holds."""
+    if not holds:
+        if got is not None and not isinstance(got, str):
+            got = list(got.shape) if hasattr(got, "shape") else type(got).__name__
+        raise BrokenContract(f"{method}: {rule}, not {got}")
+
+
+def place_in(traceback: str) -> str:
+    """The innermost frame of a traceback that is neither ours nor torch's, or the innermost at all."""
+    frames = re.findall(r'File "([^<].*)", line (\d+), in (\S+)', traceback)
+    theirs = [f for f in frames if PACKAGE not in Path(f[0]).parents and "torch" not in Path(f[0]).parts]
+    file, line, function = (theirs or frames)[-1]
+    return f"{Path(file).name}:{line} in {function}"
 
 
 def one_line(error: BaseException, limit: int = 160) -> str:

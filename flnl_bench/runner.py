@@ -16,11 +16,12 @@ from flnl_bench.data import Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import BadInput, one_line
+from flnl_bench.engine.views import check_views
+from flnl_bench.errors import BadInput, MissingData, one_line
 from flnl_bench.files import finite
 from flnl_bench.recorder.beliefs import save_beliefs
 from flnl_bench.recorder.claim import Busy, Claim, claimed
-from flnl_bench.recorder.diagnostics import Probe, judge
+from flnl_bench.recorder.diagnostics import Probe, gather_beliefs, judge
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.provenance import now, provenance, source
 from flnl_bench.recorder.record import trusted
@@ -73,6 +74,7 @@ class Run:
 
     def play(self, *, fresh: bool = False, progress: Progress = lambda row: None) -> dict[str, Any]:
         """Run or resume to the end and return the record; a finished run is only read."""
+        check_views(self.method.name, self.method.views())
         folder = self.folder
         folder.create()
         with claimed(folder.path) as claim:
@@ -81,42 +83,33 @@ class Run:
             return self.finished() or self._play(folder, claim, progress)
 
     def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
-        engine = Engine(
-            self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.place
-        )
-        try:
-            return self._go_on(engine, folder, claim, progress)
-        finally:
-            engine.close()
-
-    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
         checkpoint = self.checkpoint
-        rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists
-        if resumes:
-            state, clients, rounds = checkpoint.load()
-            engine.restore(state, clients)
+        state, clients, rounds = checkpoint.load() if resumes else ({}, {}, [])
         record = self._record(folder, resumes)
-        claim.check()  # much time may have passed
-        folder.rewrite_rounds(rounds)
-        folder.write(record)
-        probe = Probe(self.scenario)
-        for row in rounds:
-            progress(row)
         try:
-            while engine.round < engine.rounds:
-                row = self._row(engine, probe)
+            with contextlib.closing(self._engine()) as engine:
+                claim.check()  # much time may have passed
+                folder.rewrite_rounds(rounds)
+                folder.write(record)
+                if resumes:
+                    engine.restore(state, clients)
+                probe = Probe(self.scenario)
+                for row in rounds:
+                    progress(row)
+                while engine.round < engine.rounds:
+                    row = self._row(engine, probe)
+                    claim.check()
+                    folder.append_round(row)
+                    rounds.append(row)
+                    checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
+                    progress(row)
                 claim.check()
-                folder.append_round(row)
-                rounds.append(row)
-                checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
-                progress(row)
-            claim.check()
-            save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
+                save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
         except Busy:
             raise  # the files are another's now
         except (KeyboardInterrupt, Exception) as error:
-            stopped = isinstance(error, KeyboardInterrupt)
+            stopped = isinstance(error, KeyboardInterrupt | MissingData)  # it may go on as it is
             record |= {"status": "interrupted" if stopped else "failed"}
             record |= {} if stopped else {"error": one_line(error), "traceback": traceback.format_exc()}
             with contextlib.suppress(Busy):
@@ -128,6 +121,10 @@ class Run:
         folder.write(record)
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
+
+    def _engine(self) -> Engine:
+        training, seed = self.config.training, self.config.seed
+        return Engine(self.method, self.dataset, self.scenario, training, seed, self.place)
 
     def _record(self, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario
@@ -165,8 +162,7 @@ class Run:
         return finite(row)
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
-        states = engine.federation.states
-        return {k: self.method.beliefs(engine.server, k, state) for k, state in sorted(states.items())}
+        return gather_beliefs(self.method, engine.server, engine.federation.states, self.scenario.sizes)
 
 
 def _clear(path: Path) -> None:

@@ -15,7 +15,6 @@ import copy
 import dataclasses
 import functools
 import pickle
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,11 +27,14 @@ from flnl_bench.api import Method, Weights
 from flnl_bench.config import Training
 from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
+from flnl_bench.engine.contract import check_task
 from flnl_bench.engine.crew import Crew
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.local import Result, Task, Workbench
-from flnl_bench.recorder.diagnostics import judge
+from flnl_bench.engine.views import check_views
+from flnl_bench.recorder.diagnostics import gather_beliefs, judge
+from flnl_bench.registry import check_class
 from flnl_bench.scenario import Scenario, make_scenario
 
 CPU = Place(torch.device("cpu"))
@@ -119,17 +121,12 @@ def reference(method: Method) -> tuple[list[dict[str, Any]], Engine]:
 
 # -- the checks --------------------------------------------------------------------------------------
 def check_declared(method: Method) -> None:
-    """It has a name, a docstring and a reference; its variants exist; it cannot be changed."""
+    """It can be registered, has a docstring and a reference, and cannot be changed."""
     cls = type(method)
-    assert re.fullmatch(r"[a-z][a-z0-9-]*", cls.name), (
-        f"{cls.name!r} is not lower-case words joined by dashes"
-    )
+    check_class(cls)
     assert cls.__doc__, "no docstring"
     assert cls.reference, "no reference"
-    for variant, values in cls.variants.items():
-        assert re.fullmatch(r"[a-z][a-z0-9-]*", variant), f"variant {variant!r} is not lower-case words"
-        cls(**values)
-    assert set(method.views()) <= {"plain", "weak", "strong"}
+    check_views(cls.name, method.views())
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         try:
             setattr(method, field.name, None)
@@ -182,14 +179,16 @@ class _Isolated:
     def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
         """Do each task with a new method and a new model."""
         for task in tasks:
+            check_task(self.workbench.method.name, task.errand)
             names = ("method", "terms", "model")
             copies = {n: copy.deepcopy(getattr(self.workbench, n)) for n in names}
-            errand: Any = task.errand
-            if hasattr(errand, "__self__"):
-                errand = getattr(copies["method"], errand.__name__)
             bench = dataclasses.replace(self.workbench, **copies)
-            task = dataclasses.replace(copy.deepcopy(dataclasses.replace(task, errand=None)), errand=errand)
-            yield copy.deepcopy(bench.do(copy.deepcopy(weights), task))
+            yield _sent(bench.do(*_sent((weights, task))))
+
+
+def _sent(message: Any) -> Any:
+    """A message as another process would get it."""
+    return pickle.loads(pickle.dumps(message))
 
 
 def check_travels(method: Method) -> None:
@@ -225,11 +224,9 @@ def _assert_finite(engine: Engine) -> None:
 def check_beliefs(method: Method) -> None:
     """What it reports to the recorder has one entry per sample and can be judged."""
     engine, scenario = reference(method)[1], toy_scenario()
-    beliefs = {k: method.beliefs(engine.server, k, state) for k, state in engine.federation.states.items()}
+    beliefs = gather_beliefs(method, engine.server, engine.federation.states, scenario.sizes)
     judge(beliefs, scenario, sorted(beliefs))
-    for k, belief in beliefs.items():
-        for values in (belief.clean, belief.clean_probability, belief.labels, belief.pseudo_labels):
-            assert values is None or len(values) == scenario.sizes[k]
+    for belief in beliefs.values():
         assert belief.noise_ratio is None or 0 <= belief.noise_ratio <= 1
 
 

@@ -51,8 +51,10 @@ def test_two_workers_give_the_numbers_of_one_process(name, crewed):
     assert play(shared) == play(alone)
     assert same(shared.server.weights, alone.server.weights)
     assert same(shared.federation.states, alone.federation.states)
-    # A client that is named twice starts again from its new state.
-    first, second = (engine.federation.train([1, 0, 1]) for engine in (shared, alone))
+    # A client that is called twice starts again from its new state.
+    for engine in (shared, alone):
+        engine.federation.train([1, 0])
+    first, second = (engine.federation.train([1]) for engine in (shared, alone))
     assert same([u.weights for u in first], [u.weights for u in second])
     rows = np.arange(30)
     assert np.array_equal(shared.predict_train(rows), alone.predict_train(rows))

@@ -181,6 +181,7 @@ def test_the_record_says_what_was_run_and_where(run):
         "flnl_bench",
         "numbers",
         "commit",
+        "method",
         "python",
         "platform",
         "libraries",

@@ -15,7 +15,7 @@ from flnl_bench.cli.console import note
 from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.signals import terminate_as_interrupt
 
-BAD_INPUT, MISSING_DATA, INTERRUPTED = 2, 3, 130
+FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(name="flnl-bench", add_completion=False, pretty_exceptions_enable=False)
 app.command("run")(run.run)
@@ -48,7 +48,7 @@ def start(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit: 0 done, 2 bad input, 3 data missing, 130 interrupted."""
+    """Run one command and exit: 0 done, 1 failed, 2 bad input, 3 data missing, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks
@@ -63,6 +63,8 @@ def _execute(arguments: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except run.Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
+    except run.Failed as error:
+        return _fail(FAILED, str(error))
     except BadInput as error:
         return _fail(BAD_INPUT, str(error))
     except MissingData as error:

@@ -79,6 +79,12 @@ def best_round(summary: Mapping[str, Any]) -> str:
     return "–" if summary["best_round"] is None else str(summary["best_round"] + 1)
 
 
+def divergence(summary: Mapping[str, Any]) -> str | None:
+    """From when on the test loss is not finite, if it is so; older records do not know."""
+    first = summary.get("diverged")
+    return None if first is None else f"the loss is not finite from round {first + 1} on"
+
+
 def memorised(row: Mapping[str, Any]) -> float | None:
     """The share of wrong labels that the global model predicts after a round; None if not known."""
     return (row.get("diagnostics") or {}).get("memorised")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,8 @@ from flnl_bench.cli.options import (
     parse_changes,
     parse_seeds,
 )
+from flnl_bench.cli.outcome import divergence
+from flnl_bench.errors import BadInput, BrokenContract, MissingData, one_line, place_in
 
 if TYPE_CHECKING:
     from flnl_bench.runner import Run
@@ -32,6 +35,10 @@ def protocol(metavar: str, text: str, *names: str) -> Any:
 
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM in the middle of a run; says how to go on."""
+
+
+class Failed(Exception):
+    """A mistake in a method; says where."""
 
 
 def run(
@@ -115,6 +122,9 @@ def run(
     }
     runs = prepare_all({name: value for name, value in asked.items() if value is not None}, chosen)
     records = [play(each, fresh) for each in runs]
+    for record in records:
+        if when := divergence(record["summary"]):
+            note(f"warning: {method}: {when}")
     if dataset is None and scenario is None:
         note(
             f"this was digits; the paper's protocol: flnl-bench run --method {method} "
@@ -144,7 +154,10 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
     if not fresh and run.finished():
         note(f"found finished in {path} (use --fresh to run it again)")
     if not fresh and run.code_changed:
-        note(f"warning: the code of {run.config.method} has changed since {path} was begun; --fresh starts anew")
+        note(
+            f"warning: the code of {run.config.method} has changed since {path} was begun; "
+            "--fresh starts anew"
+        )
     try:
         with watching(f"{run.config.method} s{run.config.seed}", total, done) as watch:
             return run.play(fresh=fresh, progress=watch)
@@ -153,6 +166,16 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
             f"interrupted after round {run.checkpoint.finished_rounds} of {total}; the same command "
             f"{'without --fresh ' if fresh else ''}goes on from there"
         ) from None
+    except (BadInput, MissingData, OSError):
+        raise
+    except Exception as error:
+        what, where = str(error), ""  # a broken contract names method and hook
+        if not isinstance(error, BrokenContract):
+            what = (
+                f"{run.config.method} failed in round {run.checkpoint.finished_rounds + 1}: {one_line(error)}"
+            )
+            where = f" ({place_in(traceback.format_exc())})"
+        raise Failed(f"{what}{where}; the traceback is in {path / 'run.json'}") from None
 
 
 def report(runs: list[Run], records: list[dict[str, Any]], *, several: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from flnl_bench.cli import options
 from flnl_bench.cli.console import duration, facts, percent, print_json, stdout
 from flnl_bench.cli.curve import plot
-from flnl_bench.cli.outcome import best_round, cost_line, print_paths, scenario_line, title_of
+from flnl_bench.cli.outcome import best_round, cost_line, divergence, print_paths, scenario_line, title_of
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder.folder import RunFolder
 
@@ -123,6 +123,8 @@ def print_results(console: Console, rows: Sequence[Mapping[str, Any]], summary: 
     lines = facts()
     lines.add_row("last-10", percent(summary["last10"]))
     lines.add_row("best", f"{percent(summary['best'])} in round {best_round(summary)}")
+    if when := divergence(summary):
+        lines.add_row("diverged", when)
     last = rows[-1].get("diagnostics") or {}
     if last.get("accuracy_clean") is not None:
         lines.add_row("training", f"{percent(last['accuracy_clean'])} right on clean samples")

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from flnl_bench.api import Update, Weights
 from flnl_bench.engine.blueprint import Blueprint
+from flnl_bench.engine.contract import check_task
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.local import EVALUATION_BATCH, MEMORY_FORMAT, Result, Task, Workbench
 from flnl_bench.engine.shards import RESIDENT_BYTES
@@ -42,7 +43,7 @@ class Crew:
 
     def __init__(self, blueprint: Blueprint, place: Place) -> None:
         """Start the workers and wait until they are ready."""
-        self.home = place.home
+        self.home, self.method = place.home, blueprint.method.name
         self._workers: list[BaseProcess] = []
         self._idle: list[Connection] = []
         try:
@@ -60,7 +61,7 @@ class Crew:
 
     def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
         """The results of tasks that do not depend on each other, in their order."""
-        calls = (("do", replace(task, inbox=to_cpu(task.inbox))) for task in tasks)
+        calls = (("do", self._sendable(task)) for task in tasks)
         for result in self._share(weights, calls):
             if isinstance(result.answer, Update):
                 back = placed(result.answer.weights, self.home, MEMORY_FORMAT)
@@ -82,6 +83,10 @@ class Crew:
             worker.join()
         self._workers.clear()
         self._idle.clear()
+
+    def _sendable(self, task: Task) -> Task:
+        check_task(self.method, task.errand)
+        return replace(task, inbox=to_cpu(task.inbox))
 
     def _start(self, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state

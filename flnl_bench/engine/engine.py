@@ -16,6 +16,7 @@ from flnl_bench.api import Method, Server, State, Terms, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
 from flnl_bench.engine.blueprint import Blueprint, configure
+from flnl_bench.engine.contract import as_numbers, as_state, check_plain, check_weights
 from flnl_bench.engine.crew import Crew
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.federation import LocalFederation
@@ -96,7 +97,7 @@ class Engine:
         sizes = tuple(len(rows) for rows in scenario.clients)
         initial = copy_weights(sent_weights(method, blueprint.model))
         self.server = Server(self.terms, seed, placed(initial, self.device, MEMORY_FORMAT), sizes)
-        self.server.state = method.server_state(self.server)
+        self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
         self.labour = Crew(blueprint, place) if place.workers else blueprint.build(self.device)
         self.federation = LocalFederation(method, self.server, self.labour)
 
@@ -126,7 +127,10 @@ class Engine:
         start = time.perf_counter()
         number = self.server.round
         self.federation.begin_round()
-        numbers = self.method.round(self.server, self.federation)
+        who, names = self.method.name, set(self.server.weights)
+        numbers = as_numbers(who, self.method.round(self.server, self.federation))
+        check_weights(who, self.server.weights, names)
+        check_plain(self.server.state, f"{who}: server.state")
         self.server.state = to_cpu(self.server.state)
         accuracy, loss = self.test()
         alone = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}

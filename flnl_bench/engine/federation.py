@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from flnl_bench.api import Client, Method, Server, State, Update, Weights
 from flnl_bench.cost import Cost
+from flnl_bench.engine.contract import as_clients
 from flnl_bench.engine.local import Result, Task
 from flnl_bench.engine.tree import count_bytes
 
@@ -72,17 +73,13 @@ class LocalFederation:
         return {k for _, k in self.calls}
 
     def _call(self, verb: str, ids: Sequence[int], **details: Any) -> Iterator[tuple[int, Result]]:
-        """Results of one call of each client; who is named twice starts again from its new state."""
-        rest = list(self.order(ids))
-        while rest:
-            wave = list(dict.fromkeys(rest))
-            for k in wave:
-                rest.remove(k)
-            tasks = (self._task(verb, k, **details) for k in wave)
-            for k, result in zip(wave, self.labour.work(self.server.weights, tasks), strict=True):
-                self.states[k] = result.state
-                self.cost.add(result.cost)
-                yield k, result
+        """Results of one call of each client."""
+        chosen = self.order(as_clients(self.method.name, verb, ids, self.server.terms.clients))
+        tasks = (self._task(verb, k, **details) for k in chosen)
+        for k, result in zip(chosen, self.labour.work(self.server.weights, tasks), strict=True):
+            self.states[k] = result.state
+            self.cost.add(result.cost)
+            yield k, result
 
     def _task(self, verb: str, k: int, **details: Any) -> Task:
         inbox = self.method.inbox(self.server, k)

@@ -29,6 +29,7 @@ from flnl_bench.api import (
     network_weights,
 )
 from flnl_bench.cost import Cost
+from flnl_bench.engine.contract import as_losses, as_message, as_part, as_portions, as_state, check_plain
 from flnl_bench.engine.sgd import Optimiser
 from flnl_bench.engine.shards import Shards, take
 from flnl_bench.engine.transfer import to_device
@@ -97,11 +98,12 @@ class Workbench:
 
     def do(self, weights: Weights, task: Task) -> Result:
         """Train one client, or run an errand on it."""
-        client = self._client(weights, task)
+        client, who = self._client(weights, task), self.method.name
         if task.errand is None:
             answer, loss = self._train(weights, task, client)
         else:
-            answer, loss = to_cpu(task.errand(client)), None
+            answer, loss = to_cpu(as_message(who, "a task of visit", task.errand(client))), None
+        check_plain(client.state, f"{who}: client.state")
         return Result(answer, to_cpu(client.state), self.cost, loss)
 
     def global_model(self, weights: Weights) -> nn.Module:
@@ -125,7 +127,7 @@ class Workbench:
     # -- pieces ------------------------------------------------------------------------------------
     def _train(self, weights: Weights, task: Task, client: Client) -> tuple[Update, float | None]:
         """Local training: what the client sends, and its mean loss."""
-        model, method = self.model, self.method
+        model, method, who = self.model, self.method, self.method.name
         self._load(weights, client.state)
         method.on_receive(model, client)
         optimiser = self.optimiser.start(model.named_parameters())
@@ -133,11 +135,11 @@ class Workbench:
         count = 0
         model.train()
         rngs = [self._stream(task, "view", i) for i in range(len(method.views()))]
-        for portion in method.plan(model, client):
+        for portion in as_portions(who, method.plan(model, client)):
             for batch in self._batches(task.client, portion, method.views(), rngs):
                 optimiser.zero_grad()
                 client.held.clear()
-                loss = method.loss(model, batch, client).mean()
+                loss = as_losses(who, method.loss(model, batch, client), len(batch.y)).mean()
                 loss.backward()
                 optimiser.step(client.held)
                 method.on_step(model, client)
@@ -145,7 +147,7 @@ class Workbench:
                 count += 1
         optimiser.zero_grad()
         model.eval()
-        message = method.upload(model, client)
+        message = as_message(who, "upload", method.upload(model, client))
         for part in method.private:
             client.state[part] = copy_weights(_part(self._live, part))
         update = Update(task.client, client.size, copy_weights(self._sent), to_cpu(message))
@@ -172,7 +174,8 @@ class Workbench:
             map=lambda fn, views=("plain",): self._map(task, fn, views),
         )
         if state is None:
-            client.state.update(self.method.client_state(client))
+            made = self.method.client_state(client)
+            client.state.update(as_state(self.method.name, "client_state", made))
         return client
 
     def _stream(self, task: Task, *name: str | int) -> np.random.Generator:
@@ -186,8 +189,10 @@ class Workbench:
     @torch.no_grad()
     def _load(self, weights: Weights, state: State) -> None:
         """Copy the received weights, and what the client kept for itself, into the model."""
-        kept = {f"{part}.{n}": t for part in self.method.private for n, t in state[part].items()}
-        source = {**weights, **kept}
+        source = dict(weights)
+        for part in self.method.private:
+            kept = as_part(self.method.name, state, part, _part(self._live, part))
+            source |= {f"{part}.{name}": tensor for name, tensor in kept.items()}
         torch._foreach_copy_(list(self._live.values()), [source[name] for name in self._live])
 
     def _bind(self, weights: Weights) -> nn.Module:

@@ -61,6 +61,15 @@ class Draw:
         )
 
 
+def check_views(method: str, views: object) -> None:
+    """Refuse what is not a sequence of names of views."""
+    if isinstance(views, str) or not isinstance(views, Sequence):
+        raise BadInput(f"{method}: views must return a tuple of names such as ('weak',), not {views!r}")
+    for view in views:
+        if view not in VIEWS:
+            raise unknown("view", str(view), VIEWS, f"views of {method}")
+
+
 def draw_view(view: str, count: int, augmentation: Augmentation, rng: np.random.Generator) -> Draw:
     """Draw the parameters of `count` images; a plain view draws nothing."""
     if view not in VIEWS:

@@ -11,12 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.api import Beliefs
-from flnl_bench.recorder.beliefs import as_array
+from flnl_bench.api import Beliefs, Method, Server, State
+from flnl_bench.errors import expect
+from flnl_bench.recorder.beliefs import UNKNOWN, as_array
 from flnl_bench.scenario import Scenario
 from flnl_bench.streams import stream
 
 PROBED = 1000  # training samples that are looked at each round: a fixed random subset
+
+OWN = {  # names that a method's own numbers may not have
+    *("memorised", "accuracy_clean", "accuracy_wrong", "client_sieve"),
+    *(f"sieve_{name}" for name in ("precision", "recall", "f_score")),
+    *("noise_ratio_correlation", "noise_ratio_error"),
+    *(f"noisy_client_{name}" for name in ("precision", "recall", "accuracy")),
+    *(
+        f"{kind}_{n}"
+        for kind in ("label", "pseudo_label")
+        for n in ("coverage", "accuracy", "accuracy_wrong")
+    ),
+}
 
 
 class Probe:
@@ -60,6 +73,22 @@ def correlation(estimated: np.ndarray, true: np.ndarray) -> float | None:
     if len(estimated) < 2 or np.ptp(estimated) == 0 or np.ptp(true) == 0:
         return None
     return float(np.corrcoef(estimated, true)[0, 1])
+
+
+def gather_beliefs(
+    method: Method, server: Server, states: Mapping[int, State], sizes: Sequence[int]
+) -> dict[int, Beliefs]:
+    """What a method thinks of the clients seen, if it fits them."""
+    beliefs = {k: method.beliefs(server, k, state) for k, state in sorted(states.items())}
+    for k, belief in beliefs.items():
+        expect(isinstance(belief, Beliefs), method.name, "beliefs must return Beliefs", belief)
+        for name in UNKNOWN:
+            values, rule = getattr(belief, name), f"{name} of beliefs must have shape [{sizes[k]}]"
+            expect(values is None or np.shape(values) == (sizes[k],), method.name, rule, values)
+        taken = sorted(OWN & belief.numbers.keys())
+        rule = "numbers of beliefs must have names of their own"
+        expect(not taken, method.name, rule, ", ".join(taken))
+    return beliefs
 
 
 def _arrays(held: Mapping[int, Any]) -> dict[int, np.ndarray]:

@@ -12,7 +12,8 @@ COSTS = ("bytes_down", "bytes_up", "forward", "backward")
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """last10: mean test accuracy of the last ten rounds; best: the highest; and the summed costs.
 
-    None stands for what is not known; `best_round` counts from 0.
+    None stands for what is not known; `best_round` counts from 0, as does `diverged`, the first round
+    whose test loss is not finite.
     """
     accuracies = [row["accuracy"] for row in rounds]
     tail = accuracies[-LAST:]
@@ -24,6 +25,7 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "best": None if best is None else accuracies[best],
         "best_round": best,
         "final": accuracies[-1],
+        "diverged": next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
         "seconds": sum(row["seconds"] for row in rounds),
         **{name: sum(row[name] for row in rounds) for name in COSTS},
     }
