@@ -32,9 +32,11 @@ def expect(holds: bool, method: str, rule: str, got: object) -> None:
 
 
 def place_in(traceback: str) -> str:
-    """The innermost frame of a traceback that is neither ours nor torch's, or the innermost at all."""
+    """The innermost frame of a traceback that is neither ours nor a library's, or the innermost at all."""
     frames = re.findall(r'File "([^<].*)", line (\d+), in (\S+)', traceback)
-    theirs = [f for f in frames if PACKAGE not in Path(f[0]).parents and "torch" not in Path(f[0]).parts]
+    theirs = [
+        f for f in frames if PACKAGE not in Path(f[0]).parents and "site-packages" not in Path(f[0]).parts
+    ]
     file, line, function = (theirs or frames)[-1]
     return f"{Path(file).name}:{line} in {function}"
 

@@ -17,7 +17,7 @@ from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import Place
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.views import check_views
-from flnl_bench.errors import BadInput, MissingData, one_line
+from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import finite
 from flnl_bench.recorder.beliefs import save_beliefs
 from flnl_bench.recorder.claim import Busy, Claim, claimed
@@ -57,9 +57,11 @@ class Run:
     @property
     def code_changed(self) -> bool:
         """Whether what is there was made by other code of a plugin; NUMBERS_VERSION speaks for our own."""
-        before = (trusted(self.folder.path) or {}).get("provenance", {}).get("method", {}).get("source")
+        record = trusted(self.folder.path) or {}
+        parts = [record.get("provenance", {}), *record.get("earlier", [])]
+        before = {about["method"]["source"] for about in parts if "method" in about}
         ours = type(self.method).__module__.startswith("flnl_methods.")
-        return before is not None and not ours and before != source(self.method)
+        return not ours and bool(before - {source(self.method)})
 
     def finished(self) -> dict[str, Any] | None:
         """The record of the run if it is done already, on the same federation."""
@@ -83,33 +85,40 @@ class Run:
             return self.finished() or self._play(folder, claim, progress)
 
     def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
+        engine = Engine(
+            self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.place
+        )
+        with contextlib.closing(engine):
+            return self._go_on(engine, folder, claim, progress)
+
+    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
         checkpoint = self.checkpoint
+        rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists
-        state, clients, rounds = checkpoint.load() if resumes else ({}, {}, [])
+        if resumes:
+            state, clients, rounds = checkpoint.load()
+            engine.restore(state, clients)
         record = self._record(folder, resumes)
+        claim.check()  # much time may have passed
+        folder.rewrite_rounds(rounds)
+        folder.write(record)
+        probe = Probe(self.scenario)
+        for row in rounds:
+            progress(row)
         try:
-            with contextlib.closing(self._engine()) as engine:
-                claim.check()  # much time may have passed
-                folder.rewrite_rounds(rounds)
-                folder.write(record)
-                if resumes:
-                    engine.restore(state, clients)
-                probe = Probe(self.scenario)
-                for row in rounds:
-                    progress(row)
-                while engine.round < engine.rounds:
-                    row = self._row(engine, probe)
-                    claim.check()
-                    folder.append_round(row)
-                    rounds.append(row)
-                    checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
-                    progress(row)
+            while engine.round < engine.rounds:
+                row = self._row(engine, probe)
                 claim.check()
-                save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
+                folder.append_round(row)
+                rounds.append(row)
+                checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
+                progress(row)
+            claim.check()
+            save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
         except Busy:
             raise  # the files are another's now
         except (KeyboardInterrupt, Exception) as error:
-            stopped = isinstance(error, KeyboardInterrupt | MissingData)  # it may go on as it is
+            stopped = isinstance(error, KeyboardInterrupt)
             record |= {"status": "interrupted" if stopped else "failed"}
             record |= {} if stopped else {"error": one_line(error), "traceback": traceback.format_exc()}
             with contextlib.suppress(Busy):
@@ -121,10 +130,6 @@ class Run:
         folder.write(record)
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
-
-    def _engine(self) -> Engine:
-        training, seed = self.config.training, self.config.seed
-        return Engine(self.method, self.dataset, self.scenario, training, seed, self.place)
 
     def _record(self, folder: RunFolder, resumes: bool) -> dict[str, Any]:
         scenario = self.scenario

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,13 +270,30 @@ def test_a_mistake_in_a_hook_is_one_line_that_says_where(run, tmp_path, place):
     assert "KeyError: 'oops'" in json.loads(record.read_text())["traceback"]
 
 
-def test_a_mistake_before_the_first_round_is_recorded_too(run, tmp_path, monkeypatch):
+def test_a_mistake_before_the_first_round_is_one_line_and_leaves_no_record(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Failing, "build", lambda self, new_net: new_net(1))
     done = run(Failing)
-    (record,) = tmp_path.rglob("run.json")
     assert done.code == 1
     assert "failing failed in round 1: TypeError: " in done.errors[-1]
-    assert json.loads(record.read_text())["status"] == "failed"
+    assert "run.json" not in done.errors[-1]
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_file_that_a_hook_does_not_find_is_the_methods_mistake(run, monkeypatch):
+    monkeypatch.setattr(Failing, "upload", lambda self, model, client: Path("/no/such/file").stat())
+    done = run(Failing)
+    assert done.code == 1
+    assert "failing failed in round 1: FileNotFoundError: " in done.errors[-1]
+
+
+@pytest.mark.parametrize("member", ["nobody", "mine"])
+def test_members_are_networks_that_are_sent(member, monkeypatch):
+    monkeypatch.setattr(Odd, "members", ("shared", member))
+    method = odd(private=("mine",), build=lambda self, net: nn.ModuleDict({"shared": net(), "mine": net()}))
+    with pytest.raises(
+        BrokenContract, match=f"members must name networks of build that are sent, not {member}"
+    ):
+        toy_engine(method)
 
 
 def test_a_broken_contract_is_one_line(run, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 
 import pytest
-from command_line import flnl, rounds_of, tiny
+from command_line import flnl, interrupted, rounds_of, tiny
 
 from flnl_bench.registry import default_registry
 
@@ -53,3 +53,12 @@ def test_a_finished_run_of_other_code_is_found_with_a_warning_and_played_anew_on
     assert not warned(flnl(*command, "--fresh"))
     assert rounds_of(made.json["run_dir"]) != before
     assert not warned(flnl(*command))
+
+
+def test_a_run_that_went_on_with_other_code_keeps_its_warning(tmp_path, install, monkeypatch):
+    command = tiny(tmp_path, "--json", method="mine")
+    install(PLUGIN.format(1))
+    interrupted(2, *command, monkeypatch=monkeypatch)
+    install(PLUGIN.format(20))
+    assert warned(flnl(*command))
+    assert warned(flnl(*command))  # found finished, its first rounds are of the old code

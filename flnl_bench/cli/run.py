@@ -166,16 +166,17 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
             f"interrupted after round {run.checkpoint.finished_rounds} of {total}; the same command "
             f"{'without --fresh ' if fresh else ''}goes on from there"
         ) from None
-    except (BadInput, MissingData, OSError):
+    except (BadInput, MissingData):
         raise
     except Exception as error:
-        what, where = str(error), ""  # a broken contract names method and hook
+        recorded = (run.folder.read() or {}).get("status") == "failed"
+        if isinstance(error, OSError) and not recorded:
+            raise
+        what = str(error)  # a broken contract names method and hook
         if not isinstance(error, BrokenContract):
-            what = (
-                f"{run.config.method} failed in round {run.checkpoint.finished_rounds + 1}: {one_line(error)}"
-            )
-            where = f" ({place_in(traceback.format_exc())})"
-        raise Failed(f"{what}{where}; the traceback is in {path / 'run.json'}") from None
+            number, place = run.checkpoint.finished_rounds + 1, place_in(traceback.format_exc())
+            what = f"{run.config.method} failed in round {number}: {one_line(error)} ({place})"
+        raise Failed(what + f"; the traceback is in {path / 'run.json'}" * recorded) from None
 
 
 def report(runs: list[Run], records: list[dict[str, Any]], *, several: bool, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from flnl_bench.engine.devices import Place
 from flnl_bench.engine.federation import LocalFederation
 from flnl_bench.engine.local import MEMORY_FORMAT, sent_weights
 from flnl_bench.engine.tree import placed, to_cpu
+from flnl_bench.errors import expect
 from flnl_bench.models import make_network
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting
 from flnl_bench.streams import seed_of, stream
@@ -115,7 +116,11 @@ class Engine:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "initial weights"))
-            return self.method.build(new_net)
+            model = self.method.build(new_net)
+        parts = {name for name, _ in model.named_children()} - set(self.method.private)
+        odd = ", ".join(sorted(set(self.method.members) - parts))
+        expect(not odd, self.method.name, "members must name networks of build that are sent", odd)
+        return model
 
     @property
     def round(self) -> int:
