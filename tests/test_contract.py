@@ -220,7 +220,11 @@ def test_the_kit_sends_the_tasks_of_visits():
     ("method", "expected"),
     [
         (Lambda(), "lambda: tasks of visit must be bound methods of the method or module-level functions"),
-        (Locked(), "locked: client.state['nested'][0]['lock'] may not be a lock"),
+        pytest.param(
+            Locked(),
+            "locked: client.state['nested'][0]['lock'] may not be a lock",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_workers_tell_what_cannot_be_sent(method, expected):
@@ -256,7 +260,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("place", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("place", [[], pytest.param(["--workers", "2"], marks=pytest.mark.slow)])
 def test_a_mistake_in_a_hook_is_one_line_that_says_where(run, tmp_path, place):
     done = run(Failing, *place)
     (record,) = tmp_path.rglob("run.json")
