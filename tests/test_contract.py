@@ -134,6 +134,11 @@ def first_weights(self, server, updates):
         ({"client_state": {"f": {1, 2}}}, "client.state['f'] may not be a set: it cannot be checkpointed"),
         ({"client_state": {"a": {b"k": 1}}}, "client.state['a']: the key b'k' may not be a bytes"),
         ({"client_state": {"a": np.array([{}])}}, "client.state['a'] may not be an array of object"),
+        (
+            {"client_state": {"a": np.zeros(2, np.longdouble)}},
+            "client.state['a'] may not be an array of float",
+        ),
+        ({"client_state": {"a": torch.eye(2).to_sparse()}}, "client.state['a'] may not be a sparse tensor"),
         ({"server_state": {"f": [len]}}, "server.state['f'][0] may not be a builtin_function_or_method"),
     ],
 )

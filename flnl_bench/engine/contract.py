@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from flnl_bench.api import State, Step, Weights
@@ -65,7 +66,9 @@ def check_plain(tree: Any, where: str) -> None:
     elif type(tree) in (list, tuple):
         for i, value in enumerate(tree):
             check_plain(value, f"{where}[{i}]")
-    elif isinstance(tree, np.ndarray) and tree.dtype.kind not in "biufc":
+    elif isinstance(tree, Tensor) and tree.layout != torch.strided:
+        raise BrokenContract(f"{where} may not be a sparse tensor: it cannot be checkpointed")
+    elif isinstance(tree, np.ndarray) and (tree.dtype.kind not in "biufc" or tree.dtype == np.longdouble):
         raise BrokenContract(f"{where} may not be an array of {tree.dtype}: it cannot be checkpointed")
     elif not isinstance(tree, Tensor | np.ndarray | np.generic | bool | int | float | str | None):
         raise BrokenContract(f"{where} may not be a {type(tree).__name__}: it cannot be checkpointed")
