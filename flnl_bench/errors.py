@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent
-
 
 class BadInput(ValueError):
     """Something the user asked for cannot be done (exit code 2)."""
@@ -31,13 +29,10 @@ def expect(holds: bool, method: str, rule: str, got: object) -> None:
         raise BrokenContract(f"{method}: {rule}, not {got}")
 
 
-def place_in(traceback: str) -> str:
-    """The innermost frame of a traceback that is neither ours nor a library's, or the innermost at all."""
+def place_in(traceback: str, home: str) -> str:
+    """The innermost frame of a traceback that is in the file `home`, or the innermost at all."""
     frames = re.findall(r'File "([^<].*)", line (\d+), in (\S+)', traceback)
-    theirs = [
-        f for f in frames if PACKAGE not in Path(f[0]).parents and "site-packages" not in Path(f[0]).parts
-    ]
-    file, line, function = (theirs or frames)[-1]
+    file, line, function = ([frame for frame in frames if frame[0] == home] or frames)[-1]
     return f"{Path(file).name}:{line} in {function}"
 
 

@@ -295,6 +295,15 @@ def test_a_file_that_a_hook_does_not_find_is_the_methods_mistake(run, monkeypatc
     assert "failing failed in round 1: FileNotFoundError: " in done.errors[-1]
 
 
+def test_a_mistake_that_shows_in_a_library_is_placed_where_the_method_called_it(run, monkeypatch):
+    def calls_torch(self, model, batch, client):
+        return torch.nn.functional.cross_entropy(model(batch.x), batch.x)
+
+    monkeypatch.setattr(Failing, "loss", calls_torch)
+    line = calls_torch.__code__.co_firstlineno + 1
+    assert f"(test_contract.py:{line} in calls_torch)" in run(Failing).errors[-1]
+
+
 @pytest.mark.parametrize("member", ["nobody", "mine"])
 def test_members_are_networks_that_are_sent(member, monkeypatch):
     monkeypatch.setattr(Odd, "members", ("shared", member))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -174,7 +175,8 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
             raise
         what = str(error)  # a broken contract names method and hook
         if not isinstance(error, BrokenContract):
-            number, place = run.checkpoint.finished_rounds + 1, place_in(traceback.format_exc())
+            number = run.checkpoint.finished_rounds + 1
+            place = place_in(traceback.format_exc(), inspect.getfile(type(run.method)))
             what = f"{run.config.method} failed in round {number}: {one_line(error)} ({place})"
         raise Failed(what + f"; the traceback is in {path / 'run.json'}" * recorded) from None
 
