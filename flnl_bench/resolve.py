@@ -114,11 +114,12 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
         registry: where methods are found.
         progress: called as (what, done, total) while a large data set is decoded.
     """
-    from flnl_bench.engine.devices import choose_place
+    from flnl_bench.engine.devices import check_precision, choose_place
     from flnl_bench.runner import Run
 
     given = load_scenario(request.scenario) if request.scenario else None
     config, method = describe(request, registry, given)
+    check_precision(config.device, config.training.precision)
     dataset = _dataset(config.dataset, request.data_dir, progress)
     if given:
         check_dataset(given, dataset)

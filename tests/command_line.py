@@ -74,11 +74,6 @@ def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
 
         return play(self, fresh=fresh, progress=watch)
 
-    # A background job of a shell ignores Ctrl-C, and so would its tests.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(Run, "play", stopping)
-            return flnl(*arguments)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "play", stopping)
+        return flnl(*arguments)

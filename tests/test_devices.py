@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from command_line import flnl, tiny
 
-from flnl_bench.engine.devices import choose_place
+from flnl_bench.engine import devices
+from flnl_bench.engine.devices import check_precision, choose_place
 from flnl_bench.errors import BadInput
 
 CPU = torch.device("cpu")
@@ -55,3 +57,39 @@ def test_unlike_gpus_do_not_share_a_run(two_gpus, monkeypatch):
 def test_what_does_not_fit_is_told(two_gpus, device, devices, workers, message):
     with pytest.raises(BadInput, match=message):
         choose_place(device, devices, workers)
+
+
+# -- bfloat16 ----------------------------------------------------------------------------------------
+DEADLY = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+SAVED = f"import os\nif os.environ.get({devices.INSTRUCTIONS!r}) != 'AVX2': {DEADLY}"
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    """Puts another program in the place of the small convolution."""
+    yield lambda text: (monkeypatch.setattr(devices, "BFLOAT16_PROBE", text), forget())
+    forget()
+
+
+def forget():
+    devices.survives_bfloat16.cache_clear()
+
+
+def test_a_cpu_that_dies_of_bfloat16_is_refused_before_anything_is_written(tmp_path, probe):
+    probe(DEADLY)
+    done = flnl(*tiny(tmp_path / "runs", "--precision", "bfloat16"))
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert done.errors[0].endswith("this CPU cannot compute in bfloat16; use --precision float32")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_instruction_set_that_would_do_is_offered(probe):
+    probe(SAVED)
+    with pytest.raises(BadInput, match=f"set {devices.INSTRUCTIONS}=AVX2 in the environment, or use"):
+        check_precision("cpu", "bfloat16")
+
+
+def test_only_bfloat16_on_a_cpu_is_probed(probe):
+    probe(DEADLY)
+    check_precision("cpu", "float32")
+    check_precision("cuda", "bfloat16")

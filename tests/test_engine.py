@@ -13,6 +13,7 @@ from torch import nn
 from waits import Counter, assert_no_step_waits
 
 from flnl_bench import Client, Method, Step
+from flnl_bench.engine.devices import survives_bfloat16
 from flnl_bench.engine.tree import count_bytes
 from flnl_bench.numerics import average
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
@@ -310,6 +311,7 @@ def test_fedprox_without_its_term_is_fedavg():
     assert [row["accuracy"] for row in a] == [row["accuracy"] for row in b]
 
 
+@pytest.mark.skipif(not survives_bfloat16(), reason="this CPU cannot compute in bfloat16")
 def test_bfloat16_networks_learn_and_give_float32():
     method = FedAvg()
     engine = toy_engine(method, precision="bfloat16")

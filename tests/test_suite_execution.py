@@ -110,10 +110,7 @@ def records(out):
 
 def start(*arguments):
     """`flnl-bench ARGUMENTS` in a process of its own."""
-    # A background job of a shell ignores Ctrl-C, and so would the processes that it starts.
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code += "; from flnl_bench.cli import main; main()"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    command = [sys.executable, "-c", "from flnl_bench.cli import main; main()", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -13,7 +13,7 @@ import typer
 from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
 from flnl_bench.cli.console import note
 from flnl_bench.errors import BadInput, MissingData
-from flnl_bench.signals import terminate_as_interrupt
+from flnl_bench.processes import terminate_as_interrupt
 
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 

@@ -7,16 +7,12 @@ it does not matter which worker does a task. Images are not sent: workers map th
 from __future__ import annotations
 
 import mmap
-import multiprocessing
-import os
 import pickle
-import signal
 import tempfile
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -36,6 +32,7 @@ from flnl_bench.engine.local import EVALUATION_BATCH, MEMORY_FORMAT, Result, Tas
 from flnl_bench.engine.shards import RESIDENT_BYTES
 from flnl_bench.engine.tree import placed, to_cpu
 from flnl_bench.errors import BadInput, one_line
+from flnl_bench.processes import start_worker
 
 
 class Crew:
@@ -50,9 +47,10 @@ class Crew:
             with tempfile.TemporaryDirectory(prefix="flnl-bench-") as folder:
                 files = _lent(blueprint.images, Path(folder))
                 plan = pickle.dumps(replace(blueprint, images={}))
-                with _quiet_children():
-                    for device in place.workers:
-                        self._start(plan, files, str(device))
+                for device in place.workers:
+                    worker, connection = start_worker(_serve, plan, files, str(device))
+                    self._workers.append(worker)
+                    self._idle.append(connection)
                 for connection in self._idle:
                     _receive(connection)  # it has opened the files: they may go
         except BaseException:
@@ -88,15 +86,6 @@ class Crew:
         check_task(self.method, task.errand)
         return replace(task, inbox=to_cpu(task.inbox))
 
-    def _start(self, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
-        ours, theirs = context.Pipe()
-        worker = context.Process(target=_serve, args=(theirs, plan, files, device), daemon=True)
-        worker.start()
-        theirs.close()
-        self._workers.append(worker)
-        self._idle.append(ours)
-
     def _share(self, weights: Weights, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Answers in the order of the calls, each given to the next worker that is free."""
         if not self._workers:
@@ -124,26 +113,6 @@ class Crew:
         except BaseException:
             self.close()  # workers may be in the middle of something that nobody waits for
             raise
-
-
-@contextmanager
-def _quiet_children() -> Iterator[None]:
-    """Processes that are started inside have one thread for linear algebra and hear no signal to stop.
-
-    Such signals go to whole groups: the parent hears them, too, and ends its workers.
-    """
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    stops = {signal.SIGINT, signal.SIGTERM}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # inherited, unlike a handler
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def _lent(images: Mapping[str, np.ndarray], folder: Path) -> dict[str, tuple[Path, bool]]:
@@ -177,20 +146,12 @@ def _receive(connection: Connection) -> Any:
 
 # -- in a worker -----------------------------------------------------------------------------------------
 def _serve(connection: Connection, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
-    """The life of a worker: calls come in, answers go out, until the pipe closes or the parent dies."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    """The life of a worker: calls come in, answers go out, until the pipe closes."""
     helper = _Helper(plan, files, torch.device(device))
     with suppress(EOFError, OSError):
         connection.send_bytes(_packed(helper.prepare))
         while True:
             connection.send_bytes(_packed(partial(helper.answer, connection.recv_bytes())))
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent:
-        parent.join()
-        os._exit(1)
 
 
 def _packed(answer: Callable[[], Any]) -> bytes:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from flnl_bench.errors import BadInput, require, unknown
+
+INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"  # the instruction set that torch's convolutions stop at
+OLDER = ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")  # values of it, without the AMX of the newest CPUs
+BFLOAT16_PROBE = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+first, second = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, stride=2, padding=1)
+net = nn.Sequential(first, second, nn.Flatten(), nn.Linear(1024, 10)).to(memory_format=torch.channels_last)
+images = torch.ones(16, 1, 8, 8).contiguous(memory_format=torch.channels_last)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    out = net(images)
+out.float().sum().backward()
+"""
 
 
 @dataclass(frozen=True)
@@ -65,3 +83,23 @@ def _numbered(name: str) -> torch.device:
 
 def _available() -> dict[str, bool]:
     return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+
+
+def check_precision(device: str, precision: str) -> None:
+    """Refuse bfloat16 on a CPU that announces instructions which its system does not allow.
+
+    A process that meets them dies without a word, as in some virtual machines.
+    """
+    if precision != "bfloat16" or device != "cpu" or survives_bfloat16():
+        return
+    safe = next((f"{INSTRUCTIONS}={name}" for name in OLDER if survives_bfloat16(name)), None)
+    offer = f"set {safe} in the environment, or use" if safe else "use"
+    raise BadInput(f"this CPU cannot compute in bfloat16; {offer} --precision float32")
+
+
+@functools.cache
+def survives_bfloat16(instructions: str | None = None) -> bool:
+    """Whether a small network, forward and backward, ends well in a process of its own."""
+    limit = {INSTRUCTIONS: instructions} if instructions else {}
+    command = [sys.executable, "-c", BFLOAT16_PROBE]
+    return subprocess.run(command, env=os.environ | limit, capture_output=True).returncode == 0

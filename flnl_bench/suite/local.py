@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 
-from flnl_bench.signals import terminate_as_interrupt
+from flnl_bench.processes import hear_termination, start_worker, terminate_as_interrupt
 from flnl_bench.suite.conduct import task_of
 from flnl_bench.suite.grid import Item
 from flnl_bench.suite.worker import Outcome, work
@@ -86,13 +83,7 @@ class _Worker:
     """A process and the pipe to it."""
 
     def __init__(self, gpu: str | None) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
-        self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, os.getpid(), gpu), daemon=True
-        )
-        self.process.start()
-        theirs.close()
+        self.process, self.connection = start_worker(_serve, gpu)
         self.item: Item | None = None
 
     def give(self, item: Item, retry_failed: bool) -> None:
@@ -114,14 +105,13 @@ class _Worker:
         self.process.join()
 
 
-def _serve(connection: Connection, parent: int, gpu: str | None) -> None:
+def _serve(connection: Connection, gpu: str | None) -> None:
     """The life of a worker: runs come in, outcomes go out, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but is the parent's business
-    os.environ["OMP_NUM_THREADS"] = "1"
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     with contextlib.suppress(OSError, ValueError):
         os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
     with terminate_as_interrupt(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        hear_termination()
         while True:
-            connection.send(work(connection.recv(), parent))
+            connection.send(work(connection.recv()))

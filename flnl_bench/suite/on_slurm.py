@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.errors import BadInput
-from flnl_bench.signals import terminate_as_interrupt
+from flnl_bench.processes import terminate_as_interrupt
 from flnl_bench.suite.conduct import task_of
 from flnl_bench.suite.grid import Item
 from flnl_bench.suite.worker import Outcome, Task, work

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flnl_bench.errors import one_line
 from flnl_bench.recorder.claim import Busy, owner
@@ -33,8 +30,8 @@ class Outcome:
     error: str | None = None
 
 
-def work(task: Task, parent: int | None = None) -> Outcome:
-    """Play a run to its end, from where it is; stop when `parent` is no longer the parent process."""
+def work(task: Task) -> Outcome:
+    """Play a run to its end, from where it is."""
     try:
         record = trusted(task.folder) or {}
         if record.get("status") == "done":
@@ -46,7 +43,7 @@ def work(task: Task, parent: int | None = None) -> Outcome:
         run = prepare(task.request)
         if run.folder.path != task.folder:
             return Outcome("failed", CHANGED)
-        run.play(progress=lambda row: _check_parent(row, parent))
+        run.play()
     except Busy:
         return Outcome("busy")
     except KeyboardInterrupt:
@@ -54,8 +51,3 @@ def work(task: Task, parent: int | None = None) -> Outcome:
     except Exception as error:
         return Outcome("failed", one_line(error))
     return Outcome("done")
-
-
-def _check_parent(_: Mapping[str, Any], parent: int | None) -> None:
-    if parent is not None and os.getppid() != parent:
-        raise KeyboardInterrupt  # killed: the next call must not find us still at work

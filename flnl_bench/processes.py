@@ -1,0 +1,89 @@
+"""Processes of our own: how they start, which signals they hear, and when they end.
+
+Ctrl-C and a scheduler's SIGTERM go to whole process groups. The parent decides what they mean; a worker
+hears neither of them from its first instruction on, unless it says that it can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+STOPS = {signal.SIGINT, signal.SIGTERM}
+
+
+@contextlib.contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM is treated like Ctrl-C: a KeyboardInterrupt."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
+    """A process that runs target(connection, *arguments), deaf to STOPS, and our end of its connection.
+
+    It has one thread for linear algebra, and dies with this process.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=_serve, args=(target, theirs, *arguments), daemon=True)
+    try:
+        with _inherited_by_children():
+            worker.start()
+    except BaseException:  # Ctrl-C waits for the end of the mask, and nobody else knows the worker yet
+        if worker.pid:
+            worker.kill()
+        raise
+    theirs.close()
+    return worker, ours
+
+
+def hear_termination() -> None:
+    """Let SIGTERM through to this worker, also one that was sent while it started."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@contextlib.contextmanager
+def _inherited_by_children() -> Iterator[None]:
+    """What a child must have before its first import: a signal mask, unlike a handler, is inherited."""
+    # Starting it inside would lift the mask: CPython's tracker unblocks both signals when it is up.
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if threads is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = threads
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _serve(target: Callable[..., None], connection: Connection, *arguments: Any) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    target(connection, *arguments)
+
+
+def _die_with_parent() -> None:
+    """A killed parent cannot end its workers: they wait for its death themselves."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,111 @@
+"""Workers leave signals to their parent, from their first instruction on, and die with it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import TINY
+
+from flnl_bench.processes import hear_termination, start_worker, terminate_as_interrupt
+
+FIRST = """
+import os, signal
+from flnl_bench.processes import start_worker
+from test_processes import answer
+if __name__ == "__main__":
+    worker, connection = start_worker(answer)
+    os.kill(worker.pid, signal.{stop})
+    connection.send("still there")
+    print(connection.recv())
+"""
+ORPHAN = """
+import os, signal
+from flnl_bench.processes import start_worker
+from test_processes import wait_for_ever
+if __name__ == "__main__":
+    worker, connection = start_worker(wait_for_ever)
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def answer(connection):
+    connection.send(connection.recv())
+
+
+def wait_for_ever(connection):
+    connection.send(None)
+    signal.pause()
+
+
+def listen(connection):
+    with terminate_as_interrupt():
+        try:
+            hear_termination()
+            connection.send("started")
+            signal.pause()
+        except KeyboardInterrupt:
+            connection.send("stopped")
+
+
+def python(tmp_path, text):
+    """A program in a process of its own, whose first worker this is."""
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, file], env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
+def test_the_first_worker_of_a_process_hears_no_signal_while_it_starts(tmp_path, stop):
+    done = python(tmp_path, FIRST.format(stop=stop))
+    assert (done.stdout, done.stderr) == ("still there\n", "")
+
+
+def test_a_worker_dies_with_its_parent(tmp_path):
+    # It holds the output, too: whoever reads it to its end has waited for the worker.
+    assert python(tmp_path, ORPHAN).returncode == -signal.SIGKILL
+
+
+def test_a_worker_that_listens_hears_sigterm_even_from_its_start():
+    worker, connection = start_worker(listen)
+    os.kill(worker.pid, signal.SIGINT)  # never heard
+    os.kill(worker.pid, signal.SIGTERM)
+    assert connection.recv() in ("started", "stopped")
+    worker.join()
+    assert worker.exitcode == 0
+
+
+def test_starting_a_worker_changes_nothing_here(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    worker, connection = start_worker(answer)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    connection.send(1)
+    assert connection.recv() == 1
+    worker.join()
+
+
+def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
+    """To the whole group, as a terminal sends it; the images are lent just before the workers start."""
+    command = [sys.executable, "-c", "from flnl_bench.cli import main; main()"]
+    command += ["run", "--method", "fedavg", "--setting", "sym-1.0", *TINY, "--workers", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "runs")],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not list(tmp_path.glob("flnl-bench-*/test.npy")):
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    lines = process.communicate()[1].splitlines()
+    assert process.returncode == 130
+    assert len(lines) == 1
+    assert "interrupted after round 0 of 3" in lines[0]
