@@ -1,0 +1,156 @@
+"""Numbers that must not move: folders of runs, fingerprints of scenarios, rounds of every method.
+
+The files in tests/golden were written by the code of version 0.1.0 (`python tests/test_golden.py`). Whoever
+has to write them anew has changed results: see "Whoever changes the numbers" in CONTRIBUTING.md.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from command_line import flnl, rounds_of
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# Suites whose runs are only looked at, never played: between them they use every part of a configuration.
+SUITES = {
+    "methods": """
+        settings = ["sym-1.0"]
+        methods = ["fedavg", "fedavg/strong", "fedprox", "fl-coteaching", "fl-dividemix", "fedcorr", "fednoro",
+                   "feddiv", "fedfixer", "fedgr", "fedgr/no-sieve"]
+    """,
+    "scenarios": """
+        settings = ["clean", "asym-0.6", "mixed-1.0", "sym-0.6:0.2-0.4", "real"]
+        partitions = ["iid", "dir-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3"]
+        seeds = [1, 13]
+        methods = ["fedavg"]
+    """,
+    "paper": """
+        presets = ["paper", "quick"]
+        datasets = ["digits", "cifar10", "cifar100", "cifar10n", "clothing1m", "npz:some/where.npz"]
+        settings = ["mixed-1.0"]
+        methods = ["fedgr", "fedcorr"]
+    """,
+    "changed": """
+        settings = ["sym-1.0"]
+        methods = ["fedavg"]
+        [training]
+        rounds = 7
+        lr = 0.05
+        norm = "group"
+        precision = "bfloat16"
+        compile = "default"
+        [sweeps.lambda]
+        method = "fedgr"
+        set = { lambda_b = [0.5, 2], sieve = "local" }
+    """,
+}
+
+SCENARIOS = [
+    ("--setting", "clean"),
+    ("--setting", "sym-1.0"),
+    ("--setting", "sym-1.0", "--seed", 13),
+    ("--setting", "sym-0.6:0.1-0.3"),
+    ("--setting", "asym-1.0"),
+    ("--setting", "mixed-1.0", "--partition", "dir-0.3"),
+    ("--setting", "mixed-0.6", "--partition", "dir-0.3", "--clients", 10, "--samples", 700),
+    ("--setting", "sym-1.0", "--partition", "fedcorr-0.7-10"),
+    ("--setting", "sym-1.0", "--partition", "shard-2"),
+    ("--setting", "sym-1.0", "--partition", "quantity-0.3"),
+    ("--setting", "asym-0.6", "--preset", "paper"),
+    ("--setting", "mixed-1.0", "--samples", 200, "--seed", 42),
+]
+
+METHODS = [
+    "fedavg",
+    "fedavg/strong",
+    "fedprox",
+    "fl-coteaching",
+    "fl-dividemix",
+    "fedcorr",
+    "fednoro",
+    "feddiv",
+    "fedfixer",
+    "fedgr",
+    "fedgr/no-sieve",
+    "fedgr/online-ema",
+]
+SMALL = ["--setting", "mixed-1.0", "--samples", 200, "--clients", 4, "--epochs", 1]
+TWO = [*SMALL, "--rounds", 2, "--fraction", 0.5]
+SIX = [*SMALL, "--rounds", 6, "--fraction", 1.0]  # long enough for what comes after a warm-up
+PERCENT = ("accuracy", "memorised", "coverage")  # of few images, of which one may flip on another CPU
+
+
+def folders(name, out):
+    """Where the runs of a suite belong."""
+    file = Path(out) / f"{name}.toml"
+    file.write_text(SUITES[name])
+    told = flnl("suite", file, "--dry-run", "--json", "--device", "cpu", "--out", "runs").json
+    return [run["run_dir"] for run in told["runs"]]
+
+
+def fingerprint(options):
+    return flnl("scenario", "show", *options, "--json").json["fingerprint"]
+
+
+def rounds(method, length, out):
+    options = ["--method", method, *length, "--device", "cpu", "--out", out, "--json"]
+    return rounds_of(flnl("run", *options).json["run_dir"])
+
+
+def read(name):
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def key(options):
+    return " ".join(map(str, options))
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_runs_keep_their_folders(name, tmp_path):
+    assert folders(name, tmp_path) == read("folders")[name]
+
+
+@pytest.mark.parametrize("options", SCENARIOS, ids=key)
+def test_scenarios_keep_their_fingerprints(options):
+    assert fingerprint(options) == read("fingerprints")[key(options)]
+
+
+@pytest.mark.parametrize("length", [TWO, SIX], ids=["two", "six"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_keep_their_rounds(method, length, tmp_path):
+    now, then = rounds(method, length, tmp_path), read("rounds")[f"{method} {key(length)}"]
+    assert len(now) == len(then)
+    for row, golden in zip(now, then, strict=True):
+        compare(row, golden)
+
+
+def compare(now, golden, name=""):
+    """Counts are equal; numbers are so near that only another CPU's rounding can be between them."""
+    if isinstance(golden, dict):
+        assert now.keys() == golden.keys()
+        for part in golden:
+            compare(now[part], golden[part], f"{name} {part}")
+    elif isinstance(golden, float):
+        percent = any(word in name for word in PERCENT)
+        assert now == pytest.approx(golden, **({"abs": 1.0} if percent else {"rel": 2e-3, "abs": 2e-3})), name
+    else:
+        assert now == golden, name
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as out:
+        made = {
+            "folders": {name: folders(name, out) for name in SUITES},
+            "fingerprints": {key(options): fingerprint(options) for options in SCENARIOS},
+            "rounds": {
+                f"{method} {key(length)}": rounds(method, length, out)
+                for method in METHODS
+                for length in (TWO, SIX)
+            },
+        }
+    GOLDEN.mkdir(exist_ok=True)
+    for name, content in made.items():
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+        (GOLDEN / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")
