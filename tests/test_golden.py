@@ -17,8 +17,8 @@ GOLDEN = Path(__file__).parent / "golden"
 SUITES = {
     "methods": """
         settings = ["sym-1.0"]
-        methods = ["fedavg", "fedavg/strong", "fedprox", "fl-coteaching", "fl-dividemix", "fedcorr", "fednoro",
-                   "feddiv", "fedfixer", "fedgr", "fedgr/no-sieve"]
+        methods = ["fedavg", "fedavg/strong", "fedprox", "fl-coteaching", "fl-dividemix", "fedcorr",
+                   "fednoro", "feddiv", "fedfixer", "fedgr", "fedgr/no-sieve"]
     """,
     "scenarios": """
         settings = ["clean", "asym-0.6", "mixed-1.0", "sym-0.6:0.2-0.4", "real"]
