@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.leaderboard.runs import read_runs
+from flnl_bench.leaderboards.runs import read_runs
 
 
 def class_recall(beliefs: Path) -> list[float]:

@@ -18,11 +18,11 @@ import numpy as np
 
 from flnl_bench import network_weights
 from flnl_bench.data import load_dataset
-from flnl_bench.engine.tree import count_bytes
-from flnl_bench.leaderboard.runs import Run, read_runs
+from flnl_bench.engine.contract import count_bytes
+from flnl_bench.leaderboards.runs import Run, read_runs
 from flnl_bench.models import make_network
-from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.resolve import generate
+from flnl_bench.recorder.record import RunFolder
+from flnl_bench.runs.resolve import generate
 
 FORMULAS = {  # both ways; passes of E epochs: F forward, B backward
     "fedavg": "2M; E F, E B",

@@ -14,10 +14,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from flnl_bench.leaderboard.group import group
-from flnl_bench.leaderboard.order import setting_key
-from flnl_bench.leaderboard.runs import Run, read_runs
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.leaderboards.grouping import group, setting_key
+from flnl_bench.leaderboards.runs import Run, read_runs
+from flnl_bench.recorder.record import RunFolder
 
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "flnl-bench"  # the same file for the same runs

@@ -12,10 +12,9 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from flnl_bench.leaderboard.group import group
-from flnl_bench.leaderboard.order import setting_key
-from flnl_bench.leaderboard.runs import Run, read_runs
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.leaderboards.grouping import group, setting_key
+from flnl_bench.leaderboards.runs import Run, read_runs
+from flnl_bench.recorder.record import RunFolder
 
 NAMES = (
     "memorised",

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.leaderboard.order import METHODS, SETTINGS
-from flnl_bench.presets import load_preset
-from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.leaderboards.grouping import METHODS, SETTINGS
+from flnl_bench.recorder.record import RunFolder, run_folder
 from flnl_bench.registry import default_registry, values_of
+from flnl_bench.runs.presets import load_preset
 
 DATASETS, PARTITIONS = ("digits", "cifar10"), ("iid", "dir-0.3")
 COMMAND = (

@@ -13,10 +13,9 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from flnl_bench.leaderboard.group import group
-from flnl_bench.leaderboard.order import setting_key
-from flnl_bench.leaderboard.paper import numbers
-from flnl_bench.leaderboard.runs import Run, read_runs
+from flnl_bench.leaderboards.grouping import group, setting_key
+from flnl_bench.leaderboards.paper import numbers
+from flnl_bench.leaderboards.runs import Run, read_runs
 
 BASE = "fedavg"
 

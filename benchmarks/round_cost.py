@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from flnl_bench.engine.engine import Engine
-from flnl_bench.resolve import Request, prepare
+from flnl_bench.runs.resolve import Request, prepare
 
 
 def start(method: str, options: argparse.Namespace) -> Engine:
@@ -26,7 +26,7 @@ def start(method: str, options: argparse.Namespace) -> Engine:
         method, dataset=options.dataset, data_dir=options.data_dir, changes=warmed, training=training
     )
     run = prepare(request)
-    engine = Engine(run.method, run.dataset, run.scenario, run.config.training, 1, run.place)
+    engine = Engine(run.method, run.dataset, run.scenario, run.config.training, 1, run.devices)
     while engine.round < -(-engine.terms.clients // engine.terms.sampled) + 1:
         engine.play_round()
     return engine

@@ -1,13 +1,20 @@
-"""Files that are whole at every moment, and JSON that every reader takes."""
+"""Files that are whole at every moment, JSON that every reader takes, and NumPy files that users give."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from flnl_bench.errors import BadInput, one_line
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -42,3 +49,24 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """The named arrays of a .npz file; pickled content is refused."""
+    import numpy as np  # not for the commands that read no such files
+
+    required = tuple(required)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = set(getattr(file, "files", ()))  # a lone array, saved as .npy, has no names
+            arrays = {key: file[key] for key in (*required, *optional) if key in names}
+    except (*UNREADABLE, AttributeError, TypeError) as error:
+        raise BadInput(f"{path} is not a readable .npz file: {one_line(error)}") from None
+    missing = [key for key in required if key not in arrays]
+    if missing:
+        found = ", ".join(sorted(names)) or "none"
+        raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {found})")
+    return arrays

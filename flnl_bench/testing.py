@@ -27,17 +27,16 @@ from flnl_bench.api import Method, Weights
 from flnl_bench.config import Training
 from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.engine.checkpoint import Checkpoint
+from flnl_bench.engine.client import Call, ClientWorker, Reply
 from flnl_bench.engine.contract import check_task
-from flnl_bench.engine.crew import Crew
-from flnl_bench.engine.devices import Place
+from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
-from flnl_bench.engine.local import Result, Task, Workbench
 from flnl_bench.engine.views import check_views
 from flnl_bench.recorder.diagnostics import gather_beliefs, judge
 from flnl_bench.registry import check_class
 from flnl_bench.scenario import Scenario, make_scenario
 
-CPU = Place(torch.device("cpu"))
+CPU = Devices(torch.device("cpu"))
 ROUNDS = 6
 TRAINING = Training(
     model="tiny-cnn",
@@ -100,6 +99,12 @@ def toy_engine(method: Method, scenario: Scenario | None = None, **changes: Any)
     """An engine of the toy world, on the CPU."""
     training = dataclasses.replace(TRAINING, **changes)
     return Engine(method, toy_dataset(), scenario or toy_scenario(), training, 1, CPU)
+
+
+def _worker(engine: Engine) -> ClientWorker:
+    """The one worker of an engine without processes of its own."""
+    assert isinstance(engine.executor, ClientWorker)
+    return engine.executor
 
 
 def play(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
@@ -165,25 +170,30 @@ def check_order_of_clients(method: Method) -> None:
 def check_isolated(method: Method) -> None:
     """Clients that share nothing but messages give the same numbers: nothing bypasses the ledger."""
     isolated = toy_engine(method)
-    isolated.federation.labour = _Isolated(isolated.labour)
+    isolated.federation.executor = _Isolated(_worker(isolated))
     assert play(isolated) == reference(method)[0]
 
 
 class _Isolated:
-    """A workbench whose every task is done by a copy made for it alone."""
+    """An executor whose every call is answered by a copy made for it alone."""
 
-    def __init__(self, labour: Crew | Workbench) -> None:
-        assert isinstance(labour, Workbench)
-        self.workbench = labour
+    def __init__(self, worker: ClientWorker) -> None:
+        self.worker, self.logits, self.close = worker, worker.logits, worker.close
 
-    def work(self, weights: Weights, tasks: Iterable[Task]) -> Iterator[Result]:
-        """Do each task with a new method and a new model."""
-        for task in tasks:
-            check_task(self.workbench.method.name, task.errand)
-            names = ("method", "terms", "model")
-            copies = {n: copy.deepcopy(getattr(self.workbench, n)) for n in names}
-            bench = dataclasses.replace(self.workbench, **copies)
-            yield _sent(bench.do(*_sent((weights, task))))
+    def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Train each client with a new method and a new model."""
+        for call in calls:
+            yield _sent(self._copy().train_client(*_sent((weights, call))))
+
+    def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Visit each client with a new method and a new model."""
+        for call in calls:
+            check_task(self.worker.method.name, call.task)
+            yield _sent(self._copy().visit_client(*_sent((weights, call))))
+
+    def _copy(self) -> ClientWorker:
+        names = ("method", "terms", "model")
+        return dataclasses.replace(self.worker, **{n: copy.deepcopy(getattr(self.worker, n)) for n in names})
 
 
 def _sent(message: Any) -> Any:
@@ -194,7 +204,7 @@ def _sent(message: Any) -> Any:
 def check_travels(method: Method) -> None:
     """It can be sent to a worker process, and so can its model."""
     assert pickle.loads(pickle.dumps(method)) == method
-    pickle.dumps(toy_engine(method).labour.model)  # type: ignore[union-attr]
+    pickle.dumps(_worker(toy_engine(method)).model)
 
 
 def check_blind(method: Method) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flnl_bench.cli import main
 from flnl_bench.registry import default_registry
-from flnl_bench.runner import Run
+from flnl_bench.runs.play import Run
 
 TINY = ["--rounds", "3", "--clients", "4", "--epochs", "1", "--samples", "200", "--fraction", "0.5"]
 

@@ -7,10 +7,9 @@ import hashlib
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.presets import load_preset
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.recorder.summary import summarise
+from flnl_bench.recorder.record import RunFolder, run_folder, summarise
 from flnl_bench.registry import default_registry, values_of
+from flnl_bench.runs.presets import load_preset
 
 SEEDS = (1, 13, 42)
 preset_of = functools.cache(load_preset)

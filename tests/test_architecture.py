@@ -14,32 +14,22 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.n
 
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
-    {"errors", "streams", "cost", "files", "processes", "values"},
+    {"errors", "streams", "processes"},
+    {"files"},
     {"config"},
-    {"presets", "data"},
+    {"data"},
     {"scenario", "models"},
     {"numerics"},
     {"api"},
     {"registry", "engine", "recorder"},
-    {"runner"},
-    {"resolve", "testing"},
-    {"suite", "leaderboard"},
+    {"runs"},
+    {"testing"},
+    {"suite", "leaderboards"},
     {"plots", "report"},
     {"cli"},
 )
-LIGHT = (
-    "cli",
-    "registry",
-    "resolve",
-    "presets",
-    "config",
-    "data",
-    "scenario",
-    "models",
-    "leaderboard",
-    "suite",
-)
-LIGHT_FILES = ("flnl_bench.recorder.folder", "flnl_bench.recorder.record", "flnl_bench.recorder.summary")
+LIGHT = ("cli", "registry", "config", "data", "scenario", "models", "leaderboards", "suite")
+LIGHT_FILES = ("flnl_bench.recorder.record", "flnl_bench.runs.resolve", "flnl_bench.runs.presets")
 HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
 LONGEST = 400  # lines of a file
 
@@ -110,7 +100,7 @@ def test_the_recorder_knows_no_loop_and_no_part_knows_the_methods():
     for path in SOURCES:
         names = imported(path, inside_functions=True)
         assert not any(name.startswith("flnl_methods") for name in names), path
-        if part(module_name(path)) in ("recorder", "leaderboard"):
+        if part(module_name(path)) in ("recorder", "leaderboards"):
             assert not any(name.startswith("flnl_bench.engine") for name in names), path
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flnl_bench.engine.checkpoint import Checkpoint, CorruptCheckpoint
-from flnl_bench.engine.tree import placed
+from flnl_bench.engine.devices import placed
 from flnl_bench.errors import BadInput
 
 
@@ -72,7 +72,7 @@ def test_weights_in_channels_last_keep_their_values_and_get_their_layout_back(tm
     single = torch.randn(4, 1, 5, 5).contiguous(memory_format=torch.channels_last)
     Checkpoint(tmp_path).save({"round": 1, "w": weight, "one": single}, {}, [], [])
     back, _, _ = Checkpoint(tmp_path).load()
-    again = placed(back, torch.device("cpu"), torch.channels_last)
+    again = placed(back, torch.device("cpu"))
     for name, tensor in (("w", weight), ("one", single)):
         assert torch.equal(back[name], tensor)
         assert again[name].stride() == torch.empty_like(tensor, memory_format=torch.channels_last).stride()

@@ -14,8 +14,8 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder import claim as claim_module
 from flnl_bench.recorder.claim import BEAT, STALE, Busy, Claim, claimed, owner
-from flnl_bench.resolve import prepare
-from flnl_bench.suite.state import Board, State, look
+from flnl_bench.runs.resolve import prepare
+from flnl_bench.suite.board import Board, State, look
 
 
 # -- claims ------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_a_run_that_was_taken_over_while_it_was_prepared_writes_nothing(tiny_run
         leave_claim(path, 0)
         return Engine(*arguments)
 
-    monkeypatch.setattr("flnl_bench.runner.Engine", build)
+    monkeypatch.setattr("flnl_bench.runs.play.Engine", build)
     with pytest.raises(Busy, match="process 1 on elsewhere"):
         tiny_run.play()
     assert {file.name for file in path.iterdir()} <= {".claim", ".lock"}

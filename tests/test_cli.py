@@ -16,7 +16,7 @@ from command_line import flnl, interrupted, rounds_of, tiny
 
 from flnl_bench import cli
 from flnl_bench.cli.console import amount, duration
-from flnl_bench.cli.curve import plot, squeeze
+from flnl_bench.cli.show import plot, squeeze
 
 KEYS = ["method", "dataset", "partition", "setting", "preset", "seed", "rounds", "last10", "best"]
 KEYS += ["run_dir", "scenario"]
@@ -37,7 +37,7 @@ def test_json_is_one_object_with_the_promised_keys(tmp_path):
 
 
 def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_path, monkeypatch):
-    from flnl_bench import resolve
+    from flnl_bench.runs import resolve
 
     load = resolve.load_dataset
 
@@ -52,7 +52,7 @@ def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_pa
 
 
 def test_image_net_weights_are_the_presets_choice_unless_asked_for():
-    from flnl_bench.resolve import Request, describe
+    from flnl_bench.runs.resolve import Request, describe
 
     asked = Request("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
     assert describe(asked)[0].training.pretrained

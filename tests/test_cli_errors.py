@@ -95,7 +95,7 @@ def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
 
 
 def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
-    import flnl_bench.resolve as resolve
+    from flnl_bench.runs import resolve
     from flnl_bench.errors import BadInput
 
     prepare = resolve.prepare

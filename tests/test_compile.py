@@ -71,4 +71,4 @@ def test_a_compiled_run_gives_nearly_the_same_weights():
     compiled_run, plain = toy_engine(method, compile="default"), toy_engine(method)
     assert play(compiled_run, 1)[0]["forward"] == play(plain, 1)[0]["forward"]
     torch.testing.assert_close(compiled_run.server.weights, plain.server.weights, atol=1e-4, rtol=1e-3)
-    assert compiled_run.labour.model.backbone._compiled_call_impl
+    assert compiled_run.executor.model.backbone._compiled_call_impl

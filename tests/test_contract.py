@@ -12,7 +12,7 @@ from command_line import flnl, tiny
 from torch import nn
 
 from flnl_bench import Beliefs, Method
-from flnl_bench.engine.devices import choose_place
+from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, BrokenContract
 from flnl_bench.recorder.diagnostics import OWN, Probe, gather_beliefs, judge
@@ -233,7 +233,7 @@ def test_the_kit_sends_the_tasks_of_visits():
     ],
 )
 def test_workers_tell_what_cannot_be_sent(method, expected):
-    engine = Engine(method, toy_dataset(), toy_scenario(), TRAINING, 1, choose_place("cpu", workers=2))
+    engine = Engine(method, toy_dataset(), toy_scenario(), TRAINING, 1, choose_devices("cpu", workers=2))
     try:
         with pytest.raises(BrokenContract) as told:
             engine.play_round()

@@ -5,7 +5,7 @@ import torch
 from command_line import flnl, tiny
 
 from flnl_bench.engine import devices
-from flnl_bench.engine.devices import check_precision, choose_place
+from flnl_bench.engine.devices import check_precision, choose_devices
 from flnl_bench.errors import BadInput
 
 CPU = torch.device("cpu")
@@ -20,27 +20,27 @@ def two_gpus(monkeypatch):
 
 
 def test_one_process_is_the_default():
-    assert choose_place("cpu") == choose_place("cpu", workers=1) == choose_place(devices=["cpu"])
-    assert choose_place("cpu").workers == ()
+    assert choose_devices("cpu") == choose_devices("cpu", workers=1) == choose_devices(devices=["cpu"])
+    assert choose_devices("cpu").workers == ()
 
 
 def test_workers_share_the_device():
-    place = choose_place("cpu", workers=3)
-    assert (place.home, place.workers) == (CPU, (CPU,) * 3)
+    chosen = choose_devices("cpu", workers=3)
+    assert (chosen.server, chosen.workers) == (CPU, (CPU,) * 3)
 
 
 def test_every_device_gets_a_worker_and_further_ones_in_turn(two_gpus):
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    place = choose_place(devices=["cuda:0", "cuda:1"])
-    assert (place.home, place.workers) == (first, (first, second))
-    assert choose_place("cuda", ["cuda:0", "cuda:1"], 3).workers == (first, second, first)
-    assert choose_place(devices=["cuda:1"]).home == second
+    chosen = choose_devices(devices=["cuda:0", "cuda:1"])
+    assert (chosen.server, chosen.workers) == (first, (first, second))
+    assert choose_devices("cuda", ["cuda:0", "cuda:1"], 3).workers == (first, second, first)
+    assert choose_devices(devices=["cuda:1"]).server == second
 
 
 def test_unlike_gpus_do_not_share_a_run(two_gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"kind {device.index}")
     with pytest.raises(BadInput, match="kind 0 and kind 1 do not give the same numbers"):
-        choose_place(devices=["cuda:0", "cuda:1"])
+        choose_devices(devices=["cuda:0", "cuda:1"])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_unlike_gpus_do_not_share_a_run(two_gpus, monkeypatch):
 )
 def test_what_does_not_fit_is_told(two_gpus, device, devices, workers, message):
     with pytest.raises(BadInput, match=message):
-        choose_place(device, devices, workers)
+        choose_devices(device, devices, workers)
 
 
 # -- bfloat16 ----------------------------------------------------------------------------------------

@@ -9,8 +9,15 @@ import torch
 from known_world import WORLD, world
 
 from flnl_bench import Beliefs
-from flnl_bench.recorder.beliefs import belief_arrays
-from flnl_bench.recorder.diagnostics import PROBED, Probe, correlation, judge, sieve_scores, truly_noisy
+from flnl_bench.recorder.diagnostics import (
+    PROBED,
+    Probe,
+    belief_arrays,
+    correlation,
+    judge,
+    sieve_scores,
+    truly_noisy,
+)
 
 
 # -- memorisation ------------------------------------------------------------------------------------

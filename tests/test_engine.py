@@ -13,8 +13,8 @@ from torch import nn
 from waits import Counter, assert_no_step_waits
 
 from flnl_bench import Client, Method, Step
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.engine.devices import survives_bfloat16
-from flnl_bench.engine.tree import count_bytes
 from flnl_bench.numerics import average
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
 
@@ -224,7 +224,7 @@ def test_notes_of_a_step_reach_the_loss():
 
 def test_slabs_do_not_change_the_images(monkeypatch):
     whole = play(toy_engine(FedAvg(view="strong")))
-    monkeypatch.setattr("flnl_bench.engine.local.SLAB_PIXELS", 64 * 20)
+    monkeypatch.setattr("flnl_bench.engine.images.SLAB_PIXELS", 64 * 20)
     assert play(toy_engine(FedAvg(view="strong"))) == whole
 
 
@@ -315,10 +315,10 @@ def test_fedprox_without_its_term_is_fedavg():
 def test_bfloat16_networks_learn_and_give_float32():
     method = FedAvg()
     engine = toy_engine(method, precision="bfloat16")
-    network = engine.labour.model
+    network = engine.executor.model
     features, logits = network.both(torch.zeros(2, 1, 8, 8))
     assert features.dtype == logits.dtype == torch.float32
-    assert engine.labour.global_model(engine.server.weights).autocasts  # the test computes like the training
+    assert engine.executor.global_model(engine.server.weights).autocasts  # as the training does
     half, full = play(engine), play(toy_engine(method))
     assert half != full
     assert half[-1]["accuracy"] > 60

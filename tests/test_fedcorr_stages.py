@@ -11,7 +11,7 @@ from flnl_methods.fedcorr import FedCorr, clean_clients, note_scores
 
 from flnl_bench.api import Server, Update
 from flnl_bench.numerics import is_finite
-from flnl_bench.presets import load_preset
+from flnl_bench.runs.presets import load_preset
 from flnl_bench.testing import degenerate_scenario, play, toy_engine
 
 
@@ -228,7 +228,7 @@ def test_without_any_clean_client_the_cleanest_are_taken():
 def test_the_end_of_stage_two_relabels_every_confident_sample_of_noisy_clients():
     engine = toy_engine(FedCorr(), WIDE)
     engine.server.state["noisy"] = [2, 4]
-    before = {k: engine.labour.shards.given[k] for k in range(6)}
+    before = {k: engine.executor.images.given[k] for k in range(6)}
     q = {}
 
     def look(client):

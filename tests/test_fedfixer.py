@@ -16,7 +16,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, copy_weights, network_weights
-from flnl_bench.engine.tree import count_bytes
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 LOGITS = [[2.0, 0, 0], [0, 0, 0], [0, 3, 0], [1, 1, 0]]
@@ -218,7 +218,7 @@ def test_a_model_for_which_nothing_is_kept_takes_no_step():
             return torch.zeros_like(y, dtype=torch.bool)
 
     engine = toy_engine(Nothing())
-    before = network_weights(engine.labour.model["shared"])["head.weight"].clone()
+    before = network_weights(engine.executor.model["shared"])["head.weight"].clone()
     after = engine.federation.train([0])[0].weights
     assert torch.equal(after["shared.head.weight"], before)
     assert torch.equal(engine.federation.states[0]["personal"]["head.weight"], before)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from flnl_methods.fedgr import FedGR, clean_posterior, newest_pseudo_labels, noise_ratio, one_hot_or_zero
 
 from flnl_bench.api import Server, Terms, Update, copy_weights, network_weights
-from flnl_bench.engine.tree import count_bytes
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.numerics import kl_divergence, soft_cross_entropy
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine
 
@@ -151,7 +151,7 @@ def test_the_first_visit_takes_the_global_model_whole():
 def test_the_teacher_follows_every_step_batchnorm_statistics_included():
     engine = toy_engine(FedGR(gamma_l=0.0))
     engine.federation.train([0])
-    live = network_weights(engine.labour.model)
+    live = network_weights(engine.executor.model)
     teacher = engine.federation.states[0]["teacher"]
     assert any("running_mean" in name for name in teacher)
     assert all(torch.equal(teacher[name], live[name]) for name in live)
@@ -167,7 +167,7 @@ def test_a_small_step_of_the_teacher_is_one_part_in_a_hundred():
     engine = toy_engine(OneStep())
     before = copy_weights(engine.server.weights)
     engine.federation.train([0])
-    live, teacher = network_weights(engine.labour.model), engine.federation.states[0]["teacher"]
+    live, teacher = network_weights(engine.executor.model), engine.federation.states[0]["teacher"]
     for name, value in before.items():
         torch.testing.assert_close(teacher[name], 0.99 * value + 0.01 * live[name])
 

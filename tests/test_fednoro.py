@@ -19,7 +19,7 @@ from flnl_methods.fednoro import (
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, Update
-from flnl_bench.engine.tree import count_bytes
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.numerics import average
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
@@ -117,12 +117,12 @@ def test_class_losses_and_profiles_of_the_specification():
 def test_class_losses_are_plain_means_by_given_label_of_the_global_model():
     engine = toy_engine(FedNoRo(min_count=3), degenerate_scenario())
     answers = engine.federation.visit(range(6), engine.method.class_losses)
-    model = engine.labour.global_model(engine.server.weights)
+    model = engine.executor.global_model(engine.server.weights)
     for k in range(6):
         seen = []
         engine.federation.visit([k], lambda client, seen=seen: seen.append(client.map(lambda b: b.x)) or {})
-        labels = engine.labour.shards.given[k]
-        model = engine.labour.global_model(engine.server.weights)
+        labels = engine.executor.images.given[k]
+        model = engine.executor.global_model(engine.server.weights)
         with torch.no_grad():
             losses = F.cross_entropy(model(seen[0]), labels, reduction="none")
         for c in range(3):

@@ -44,7 +44,7 @@ def test_the_prior_is_that_of_the_labels_that_are_trained_on():
     engine = toy_engine(FedNoRo(), toy_scenario("sym-1.0", "dir-1.0"))
     engine.federation.train(range(6))
     for k, state in engine.federation.states.items():
-        labels = engine.labour.shards.given[k]
+        labels = engine.executor.images.given[k]
         assert torch.equal(state["counts"], torch.bincount(labels, minlength=3))
         assert (state["counts"][labels] > 0).all()
 

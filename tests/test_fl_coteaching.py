@@ -24,7 +24,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, Update
-from flnl_bench.engine.tree import count_bytes
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 FIRST = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1, 0]]

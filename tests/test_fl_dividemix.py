@@ -12,7 +12,7 @@ from flnl_methods.fl_dividemix import FLDivideMix, agreed, clean_posterior
 from waits import Counter
 
 from flnl_bench.api import copy_weights
-from flnl_bench.engine.tree import count_bytes
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.numerics import loss_mixture
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
@@ -244,7 +244,7 @@ def test_losses_of_augmented_images_are_used_on_demand(monkeypatch):
 
 # -- evaluation, cost, beliefs -----------------------------------------------------------------------
 def test_the_sum_of_the_logits_of_two_different_networks_is_evaluated():
-    model = toy_engine(FLDivideMix()).labour.model.eval()
+    model = toy_engine(FLDivideMix()).executor.model.eval()
     x = torch.randn(4, 1, 8, 8)
     assert not torch.allclose(model["net1"](x), model["net2"](x))
     assert torch.equal(FLDivideMix().predict(model, x), model["net1"](x) + model["net2"](x))

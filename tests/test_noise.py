@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.noise import draw_client_noise, noisy_labels, whole
-from flnl_bench.scenario.settings import Setting, parse_setting
+from flnl_bench.scenario.noise import Setting, draw_client_noise, noisy_labels, parse_setting, whole
 from flnl_bench.streams import stream
 
 seeds = st.integers(0, 2**31)

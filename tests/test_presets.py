@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from flnl_bench import presets
 from flnl_bench.data import DATASETS
 from flnl_bench.errors import BadInput
 from flnl_bench.models import MODELS
-from flnl_bench.presets import PRESETS, load_preset
 from flnl_bench.registry import default_registry
+from flnl_bench.runs import presets
+from flnl_bench.runs.presets import PRESETS, load_preset
 
 # The table "Data sets at paper scale" of the protocol: clients, fraction, rounds, epochs, network, weights.
 PAPER = {

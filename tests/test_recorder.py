@@ -16,12 +16,10 @@ from flnl_bench import Beliefs
 from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
 from flnl_bench.files import finite, json_text, replace_file
-from flnl_bench.recorder.beliefs import belief_arrays
-from flnl_bench.recorder.diagnostics import judge
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.recorder.summary import summarise
+from flnl_bench.recorder.diagnostics import belief_arrays, judge
+from flnl_bench.recorder.record import RunFolder, run_folder, summarise
 from flnl_bench.registry import values_of
-from flnl_bench.runner import Run
+from flnl_bench.runs.play import Run
 from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
 
 
@@ -199,10 +197,10 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
         raise KeyboardInterrupt
 
     run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path, CPU)
-    monkeypatch.setattr("flnl_bench.runner.provenance", lambda *_: {"numbers": 1, "commit": "old"})
+    monkeypatch.setattr("flnl_bench.runs.play.provenance", lambda *_: {"numbers": 1, "commit": "old"})
     with pytest.raises(KeyboardInterrupt):
         run.play(progress=stop)
-    monkeypatch.setattr("flnl_bench.runner.provenance", lambda *_: {"numbers": 1, "commit": "new"})
+    monkeypatch.setattr("flnl_bench.runs.play.provenance", lambda *_: {"numbers": 1, "commit": "new"})
     record = run.play()
     assert (record["provenance"]["commit"], record["resumed"]) == ("new", 1)
     assert [about["commit"] for about in record["earlier"]] == ["old"]

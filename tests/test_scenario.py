@@ -10,11 +10,11 @@ from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.scenario import (
     check_dataset,
-    describe,
+    client_table,
     load_scenario,
     make_scenario,
     save_scenario,
-    summarise,
+    scenario_summary,
 )
 
 
@@ -178,18 +178,18 @@ def test_data_without_known_truth_take_only_their_own_labels():
     dataset = toy(given={"noisy": base.train_y}, truth_known=False)
     scenario = make_scenario(dataset, "iid", "real", 10)
     assert not scenario.truth_known
-    assert summarise(scenario)["realised"] is None
+    assert scenario_summary(scenario)["realised"] is None
     with pytest.raises(BadInput, match="needs true labels"):
         make_scenario(dataset, "iid", "sym-1.0", 10)
 
 
 def test_the_description_has_a_row_for_each_client(dataset):
     scenario = make_scenario(dataset, "shard-2", "sym-0.5", 10)
-    rows = describe(scenario)
+    rows = client_table(scenario)
     assert [row["client"] for row in rows] == list(range(10))
     assert {row["classes"] for row in rows} == {2}
-    assert sum(row["size"] for row in rows) == summarise(scenario)["images"] == 600
-    assert summarise(scenario)["noisy_clients"] == 5
+    assert sum(row["size"] for row in rows) == scenario_summary(scenario)["images"] == 600
+    assert scenario_summary(scenario)["noisy_clients"] == 5
 
 
 @pytest.mark.parametrize("ending", ["", ".npz", ".json"])
@@ -200,8 +200,8 @@ def test_a_saved_scenario_comes_back_equal(dataset, tmp_path, ending):
     assert sorted(file.name for file in files[0].parent.iterdir()) == ["toy-sym-1.0.json", "toy-sym-1.0.npz"]
     loaded = load_scenario(tmp_path / "new" / f"toy-sym-1.0{ending}")
     assert same_clients(scenario, loaded)
-    assert describe(loaded) == describe(scenario)
-    assert summarise(loaded) == summarise(scenario)
+    assert client_table(loaded) == client_table(scenario)
+    assert scenario_summary(loaded) == scenario_summary(scenario)
     assert (loaded.samples, loaded.dataset_digest) == (500, dataset.digest)
     check_dataset(loaded, dataset)
 

@@ -10,14 +10,13 @@ from command_line import flnl
 from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 
-from flnl_bench.cli.suite_view import picture
-from flnl_bench.resolve import Request, describe, prepare
-from flnl_bench.suite import on_ray
-from flnl_bench.suite.estimate import TRAIN_IMAGES, fedavg_samples
+from flnl_bench.cli.suite import picture
+from flnl_bench.runs.resolve import Request, describe, prepare
+from flnl_bench.suite import ray as on_ray
+from flnl_bench.suite.board import Board, State
 from flnl_bench.suite.file import read_suite
-from flnl_bench.suite.grid import make_grid
-from flnl_bench.suite.on_ray import cpus_of, room
-from flnl_bench.suite.state import Board, State
+from flnl_bench.suite.grid import TRAIN_IMAGES, fedavg_samples, make_grid
+from flnl_bench.suite.ray import cpus_of, room
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
 NINE = [

@@ -17,11 +17,10 @@ from command_line import flnl, rounds_of
 from flnl_bench import Method
 from flnl_bench.recorder.claim import owner
 from flnl_bench.registry import default_registry
-from flnl_bench.resolve import prepare
-from flnl_bench.suite.conduct import task_of
+from flnl_bench.runs.resolve import prepare
+from flnl_bench.suite.conduct import CHANGED, Outcome, job_of, work
 from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import make_grid
-from flnl_bench.suite.worker import CHANGED, Outcome, work
 
 SUITE = """
 methods = ["fedavg", "fedgr"]
@@ -78,7 +77,7 @@ class Inline:
             time.sleep(self.tick)
             return []
         item = self.queue.popleft()
-        return [(item, self.play(task_of(item, self.retry_failed)))]
+        return [(item, self.play(job_of(item, self.retry_failed)))]
 
     def play(self, task):
         return work(task)
@@ -269,7 +268,7 @@ def test_losses_with_a_new_round_each_are_not_counted_together(fragile, monkeypa
 
 
 def test_a_preset_that_changes_during_a_suite_does_not_mix_two_protocols(suite_file, tmp_path):
-    task = task_of(make_grid(read_suite(suite_file), out=tmp_path)[0], False)
+    task = job_of(make_grid(read_suite(suite_file), out=tmp_path)[0], False)
     task.request.training["rounds"] = 3
     assert work(task).error == CHANGED
     assert not list(tmp_path.rglob("run.json"))

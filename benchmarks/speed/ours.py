@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.speed.worlds import SEED, World
 from flnl_bench.api import Method
-from flnl_bench.engine.devices import choose_place
+from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.registry import default_registry
 
@@ -14,8 +14,8 @@ from flnl_bench.registry import default_registry
 def start(world: World, method: str = "fedavg", *, workers: int = 1, **changes: Any) -> Engine:
     """An engine on the CPU before its first round."""
     made: Method = default_registry().make(method, {}, {name: str(value) for name, value in changes.items()})
-    place = choose_place("cpu", workers=workers)
-    return Engine(made, world.dataset, world.scenario, world.training, SEED, place)
+    devices = choose_devices("cpu", workers=workers)
+    return Engine(made, world.dataset, world.scenario, world.training, SEED, devices)
 
 
 class Ours:

@@ -23,17 +23,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.speed.table import Table
 from benchmarks.speed.worlds import SEED, make_world, random_images
-from flnl_bench import runner
 from flnl_bench.api import Method
 from flnl_bench.config import RunConfig
-from flnl_bench.engine import local
+from flnl_bench.engine import client as local
 from flnl_bench.engine.checkpoint import Checkpoint
-from flnl_bench.engine.devices import choose_place
+from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.engine.views import Views
 from flnl_bench.models.network import Network
 from flnl_bench.registry import values_of
+from flnl_bench.runs import play as runner
 
 MARK = "part: "
 REST = "everything else"
@@ -94,7 +94,7 @@ def fedgr_run(folder: Path) -> runner.Run:
         training=world.training,
         hyperparameters=values_of(method),
     )
-    return runner.Run(config, method, world.dataset, world.scenario, folder, choose_place("cpu"))
+    return runner.Run(config, method, world.dataset, world.scenario, folder, choose_devices("cpu"))
 
 
 def marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:

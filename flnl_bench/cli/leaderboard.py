@@ -16,9 +16,9 @@ from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:
-    from flnl_bench.leaderboard.runs import Found, Run
-    from flnl_bench.leaderboard.sheet import Sheet
-    from flnl_bench.leaderboard.table import Table
+    from flnl_bench.leaderboards.runs import Found, Run
+    from flnl_bench.leaderboards.sheet import Sheet
+    from flnl_bench.leaderboards.table import Table
 
 FORMATS = {"table": ".txt", "md": ".md", "latex": ".tex", "csv": ".csv", "html": ".html", "json": ".json"}
 METRICS = ("last10", "best")
@@ -54,7 +54,7 @@ def leaderboard(
         raise unknown("metric", metric, METRICS)
     found, tables, warnings = make_tables(folder, metric, dataset or [], preset or [])
     if against is not None:
-        from flnl_bench.leaderboard.against import check_name
+        from flnl_bench.leaderboards.comparison import check_name
 
         check_name(tables, against)
     if paper:
@@ -87,10 +87,10 @@ def make_tables(
     folder: Path, metric: str, datasets: Sequence[str], presets: Sequence[str]
 ) -> tuple[Found, list[Table], list[str]]:
     """The tables of a folder, and what was kept apart; files that cannot be read are named on stderr."""
-    from flnl_bench.leaderboard.group import group
-    from flnl_bench.leaderboard.runs import read_runs
-    from flnl_bench.leaderboard.table import make_table
-    from flnl_bench.leaderboard.words import seed_sets
+    from flnl_bench.leaderboards.grouping import group
+    from flnl_bench.leaderboards.runs import read_runs
+    from flnl_bench.leaderboards.sheet import seed_sets
+    from flnl_bench.leaderboards.table import make_table
 
     check_folder(folder)
     found = read_runs(folder)
@@ -126,7 +126,7 @@ def _chosen(runs: Sequence[Run], datasets: Sequence[str], presets: Sequence[str]
 
 def paper_warnings(tables: Iterable[Table]) -> list[str]:
     """Say loudly which tables put another protocol beside the paper's numbers, and which rows get none."""
-    from flnl_bench.leaderboard.paper import paper_cells, protocols, unlike_paper
+    from flnl_bench.leaderboards.paper import paper_cells, protocols, unlike_paper
 
     warnings = [
         f"{table.protocol.title}: {protocols(table)[0]}"
@@ -152,7 +152,8 @@ def render(
     to_file: bool,
 ) -> str:
     """The text of a format; the terminal's own is printed at once."""
-    from flnl_bench.leaderboard import latex, markdown, plain, web
+    from flnl_bench.leaderboards import data as plain
+    from flnl_bench.leaderboards import latex, markdown, web
 
     if kind == "csv":
         return plain.as_csv(tables, paper=paper, against=against)
@@ -166,8 +167,8 @@ def render(
 
 def make_sheets(tables: Sequence[Table], *, paper: bool, against: str | None) -> list[Sheet]:
     """Each table, followed by its comparisons if asked for."""
-    from flnl_bench.leaderboard.sheet import main_sheet
-    from flnl_bench.leaderboard.versus import versus_sheet
+    from flnl_bench.leaderboards.comparison import versus_sheet
+    from flnl_bench.leaderboards.sheet import main_sheet
 
     sheets = []
     for table in tables:
@@ -181,7 +182,7 @@ def print_sheets(sheets: Sequence[Sheet], *, to_file: bool) -> str:
     """To the terminal at its width; into a file or a pipe in full width."""
     from rich.console import Console
 
-    from flnl_bench.leaderboard.terminal import show
+    from flnl_bench.leaderboards.terminal import show
 
     if to_file:
         buffer = io.StringIO()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
-from flnl_bench.recorder.summary import LAST
+from flnl_bench.recorder.record import LAST
 
 SHARED = ("method", "dataset", "partition", "setting", "preset")
 FROM_SUMMARY = (

@@ -29,7 +29,7 @@ def export_results(
     as_json: options.Json = False,
 ) -> None:
     """Write run.json and the rounds of all finished runs into one compressed file."""
-    from flnl_bench.leaderboard.export import export
+    from flnl_bench.recorder.transfer import export
 
     check_folder(folder)
     if output.exists():
@@ -50,7 +50,7 @@ def import_results(
     as_json: options.Json = False,
 ) -> None:
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
-    from flnl_bench.leaderboard.load import load
+    from flnl_bench.recorder.transfer import load
 
     done = load(file, out)
     warn_files(done.kept, "not imported: ")

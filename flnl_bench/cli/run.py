@@ -26,7 +26,7 @@ from flnl_bench.cli.outcome import divergence
 from flnl_bench.errors import BadInput, BrokenContract, MissingData, one_line, place_in
 
 if TYPE_CHECKING:
-    from flnl_bench.runner import Run
+    from flnl_bench.runs.play import Run
 
 
 def protocol(metavar: str, text: str, *names: str) -> Any:
@@ -138,7 +138,7 @@ def prepare_all(asked: Mapping[str, Any], seeds: list[int]) -> list[Run]:
     """Check and prepare the runs of all seeds before anything is written."""
     with waiting("preparing"):
         from flnl_bench.registry import default_registry
-        from flnl_bench.resolve import Request, prepare
+        from flnl_bench.runs.resolve import Request, prepare
 
         for problem in default_registry().problems:
             note(f"warning: {problem}")
@@ -148,7 +148,7 @@ def prepare_all(asked: Mapping[str, Any], seeds: list[int]) -> list[Run]:
 
 def play(run: Run, fresh: bool) -> dict[str, Any]:
     """Run or resume, with progress on stderr."""
-    from flnl_bench.cli.progress import watching
+    from flnl_bench.cli.console import watching
 
     total, path = run.config.training.rounds, run.folder.path
     done = 0 if fresh else run.checkpoint.finished_rounds

@@ -31,7 +31,7 @@ def show_scenario(
     as_json: options.Json = False,
 ) -> None:
     """Print a table of the clients: size, classes, noise type, nominal and realised noise ratio."""
-    from flnl_bench.scenario import describe, load_scenario, summarise
+    from flnl_bench.scenario import client_table, load_scenario, scenario_summary
 
     own = {
         "--setting": setting,
@@ -47,7 +47,7 @@ def show_scenario(
     else:
         scenario = _make(asked, dataset, partition, clients, samples, seed, preset, data_dir)
     if as_json:
-        print_json({**summarise(scenario), "per_client": describe(scenario)})
+        print_json({**scenario_summary(scenario), "per_client": client_table(scenario)})
     else:
         print_scenario(scenario)
 
@@ -71,13 +71,13 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Write a scenario as npz and json, for `run --scenario` and for other code bases."""
-    from flnl_bench.scenario import save_scenario, summarise
+    from flnl_bench.scenario import save_scenario, scenario_summary
 
     asked = check_source(None, {"--setting": setting})
     scenario = _make(asked, dataset, partition, clients, samples, seed, preset, data_dir)
     paths = [str(path) for path in save_scenario(scenario, output)]
     if as_json:
-        print_json({**summarise(scenario), "files": paths})
+        print_json({**scenario_summary(scenario), "files": paths})
         return
     print("\n".join(paths))
     print(f"fingerprint {scenario.fingerprint}")
@@ -95,8 +95,8 @@ def _make(
 ) -> Scenario:
     """The scenario that `run` would make of the same options."""
     from flnl_bench.data import load_dataset
-    from flnl_bench.presets import load_preset
-    from flnl_bench.resolve import generate
+    from flnl_bench.runs.presets import load_preset
+    from flnl_bench.runs.resolve import generate
     from flnl_bench.scenario import parse_partition, parse_setting
 
     name, spread, noise = dataset or "digits", parse_partition(partition or "iid"), parse_setting(setting)
@@ -109,14 +109,14 @@ def _make(
 
 def print_scenario(scenario: Scenario) -> None:
     """All clients, however many, and a line about the whole."""
-    from flnl_bench.scenario import describe, summarise
+    from flnl_bench.scenario import client_table, scenario_summary
 
     numbers = ("client", "size", "classes", "nominal", "realised")
     rows = table("client", "size", "classes", "noise", "nominal", "realised", right=numbers)
-    for row in describe(scenario):
+    for row in client_table(scenario):
         ratios = [_ratio(row[name]) for name in ("nominal", "realised")]
         rows.add_row(str(row["client"]), str(row["size"]), str(row["classes"]), row["noise"], *ratios)
-    console, about = stdout(), summarise(scenario)
+    console, about = stdout(), scenario_summary(scenario)
     console.print(
         f"{about['dataset']} · {about['partition']} · {about['setting']} · seed {about['seed']}", style="bold"
     )

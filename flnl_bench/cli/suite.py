@@ -3,24 +3,176 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json, reporting, waiting
+from flnl_bench.cli.console import (
+    amount,
+    duration,
+    facts,
+    note,
+    percent,
+    print_json,
+    reporting,
+    stderr,
+    stdout,
+    table,
+    waiting,
+)
 from flnl_bench.cli.options import FILES, flag, option, parse_changes
+from flnl_bench.cli.outcome import print_paths
 from flnl_bench.cli.run import Interrupted
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.suite.board import Board, State, cost
+from flnl_bench.suite.file import AXES, Suite
+from flnl_bench.suite.grid import Item
 
 if TYPE_CHECKING:
+    from flnl_bench.suite.board import Board
     from flnl_bench.suite.conduct import Executor
     from flnl_bench.suite.file import Suite
     from flnl_bench.suite.grid import Item
-    from flnl_bench.suite.state import Board
+
+
+Watch = Callable[[Board], None]
+STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
+
+
+@contextmanager
+def watching(board: Board) -> Iterator[Watch]:
+    """Follow a suite: a table in a terminal, a line for each run that ends elsewhere."""
+    counts, failed = board.counts(), board.having("failed")
+    old = f", {len(failed)} failed before (--retry-failed tries them again)" if failed else ""
+    note(f"{len(board.states)} runs: {counts['done']} done already{old}, at most {board.jobs} at once")
+    console = stderr()
+    with _live(console, board) if console.is_terminal else _lines(board) as watch:
+        yield watch
+
+
+@contextmanager
+def _lines(board: Board) -> Iterator[Watch]:
+    told = set(board.having("done", "failed"))
+
+    def watch(board: Board) -> None:
+        for item in board.having("done", "failed"):
+            if item not in told:
+                told.add(item)
+                state, left = board.states[item], board.seconds_left()
+                what = f"last accuracy {percent(state.accuracy)}" if state.status == "done" else state.error
+                rest = f", {duration(left)} left" if left else ""
+                note(f"{len(told)}/{len(board.states)} {item.title}: {state.status}, {what}{rest}")
+
+    yield watch
+
+
+# -- the live table ----------------------------------------------------------------------------------
+@contextmanager
+def _live(console: Console, board: Board) -> Iterator[Watch]:
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+
+        def watch(board: Board) -> None:
+            live.update(picture(board, console.height), refresh=True)
+
+        watch(board)
+        yield watch
+
+
+def picture(board: Board, height: int) -> Group:
+    """The runs at work first, then what failed, is next and was done, as far as the screen goes."""
+    rows = table("run", "state", "round", "accuracy", right=("round", "accuracy"))
+    for column in rows.columns[2:]:  # what has no room is taken from the others
+        column.no_wrap = True
+    order = [(s, board.having(s)) for s in ("running", "failed", "waiting", "done")]
+    shown = [(status, item) for status, items in order for item in items][: max(1, height - 4)]
+    for status, item in shown:
+        rows.add_row(*_cells(item, board.states[item]), style=STYLES[status])
+    left, counts = board.seconds_left(), board.counts()
+    text = " · ".join(f"{number} {status}" for status, number in counts.items())
+    end = Text(f"{text} · {duration(left)} left" if left is not None else text)
+    hidden = len(board.states) - len(shown)
+    return Group(rows, Text(f"… and {hidden} more" if hidden else "", style="dim"), end)
+
+
+def _cells(item: Item, state: State) -> tuple[Text, Text, str, str]:
+    status = f"failed: {state.error}" if state.status == "failed" else state.status
+    rounds = f"{state.rounds}/{item.config.training.rounds}" if state.rounds else "–"
+    return _short(item.title), _short(status), rounds, percent(state.accuracy)
+
+
+def _short(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+# -- before and after --------------------------------------------------------------------------------
+def print_plan(suite: Suite, board: Board) -> None:
+    """The grid: axes, runs and cost of each method."""
+    console, items = stdout(), list(board.states)
+    console.print(f"{suite.name}: {suite.description}" if suite.description else suite.name, style="bold")
+    lines = facts()
+    for axis in AXES:
+        lines.add_row(axis, ", ".join(str(value) for value in getattr(suite, axis)))
+    if suite.training:
+        lines.add_row("training", ", ".join(f"{key}={value}" for key, value in suite.training.items()))
+    console.print(lines)
+    numbers = ("runs", "done", "running", "waiting", "failed", "cost of the rest")
+    rows = table("method", *numbers, right=numbers)
+    labels = dict.fromkeys(item.label for item in items)
+    for label in labels:
+        rows.add_row(*_plan_row(label, board, [item for item in items if item.label == label]))
+    if len(labels) > 1:
+        rows.add_row(*_plan_row("all", board, items), style="bold")
+    console.print(rows)
+    console.print(
+        "cost: samples forward, and as many backward, as FedAvg would take; other methods take up to "
+        "several times as many forward",
+        style="dim",
+    )
+
+
+def _plan_row(label: str, board: Board, items: list[Item]) -> list[str]:
+    part = Board({item: board.states[item] for item in items})
+    samples = cost(part.having("waiting", "running"))
+    return [
+        label,
+        str(len(items)),
+        *(str(number) for number in part.counts().values()),
+        "unknown" if samples is None else amount(samples),
+    ]
+
+
+def print_end(suite: Suite, board: Board, out: Path, seconds: float) -> None:
+    """What was done, and what to look at next."""
+    counts = board.counts()
+    stdout().print(
+        f"{suite.name}: {counts['done']} of {len(board.states)} runs done ({board.done_before} before), "
+        f"{counts['failed']} failed, {duration(seconds)}",
+        style="bold",
+    )
+    print_paths(files=str(out), next=f"flnl-bench leaderboard {shlex.quote(str(out))}")
+
+
+def tell_failures(board: Board) -> None:
+    """One line for each error, with the runs that it ended."""
+    by_error: dict[str, list[Item]] = {}
+    for item in board.having("failed"):
+        by_error.setdefault(board.states[item].error or "unknown error", []).append(item)
+    for error, items in by_error.items():
+        others = f" and {len(items) - 1} more" if len(items) > 1 else ""
+        note(f"failed: {items[0].title}{others}: {error}")
+    if by_error:
+        note("--retry-failed tries failed runs again; run.json has the traceback of each")
+
 
 EXECUTORS = ("local", "ray", "slurm")
 WORKERS = "Workers"
@@ -99,9 +251,8 @@ def play(
     retry_failed: bool,
 ) -> Board:
     """Play what is left to play, with a live view on stderr."""
-    from flnl_bench.cli.suite_view import watching
+    from flnl_bench.suite.board import Board
     from flnl_bench.suite.conduct import conduct
-    from flnl_bench.suite.state import Board
 
     board = Board.of(items, jobs or len(items), retry_failed)
     if not board.having("waiting", "running"):
@@ -115,12 +266,12 @@ def play(
         board.jobs, gpus = slots(jobs, items[0].config.device, runs_per_gpu)
         chosen = Local(min(board.jobs, len(items)), gpus, retry_failed)
     elif executor == "ray":
-        from flnl_bench.suite.on_ray import OnRay
+        from flnl_bench.suite.ray import OnRay
 
         chosen = OnRay(jobs, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
         board.jobs = chosen.room
     else:
-        from flnl_bench.suite.on_slurm import OnSlurm
+        from flnl_bench.suite.slurm import OnSlurm
 
         chosen = OnSlurm(board.jobs, items[0].request.out, sbatch, cpus_per_run, gpu, retry_failed)
     try:
@@ -141,7 +292,7 @@ def check_data(board: Board) -> None:
     Downloads happen once, and what is missing or impossible shows before anything is played.
     """
     from flnl_bench.data import load_dataset
-    from flnl_bench.resolve import federate
+    from flnl_bench.runs.resolve import federate
 
     federations: dict[str, dict[tuple[str | int, ...], Item]] = {}  # by data set
     for item in board.having("waiting", "running"):
@@ -159,9 +310,7 @@ def check_data(board: Board) -> None:
 
 def show_plan(found: Suite, items: list[Item], out: Path, *, as_json: bool) -> None:
     """What a call would do."""
-    from flnl_bench.cli.suite_view import print_plan
-    from flnl_bench.suite.outcome import suite_object
-    from flnl_bench.suite.state import Board
+    from flnl_bench.suite.board import Board, suite_object
 
     board = Board.of(items)
     if as_json:
@@ -172,8 +321,7 @@ def show_plan(found: Suite, items: list[Item], out: Path, *, as_json: bool) -> N
 
 def finish(found: Suite, board: Board, out: Path, seconds: float, *, as_json: bool) -> None:
     """Report, and exit with 1 if runs have failed, or with 3 if all of those lack their data."""
-    from flnl_bench.cli.suite_view import print_end, tell_failures
-    from flnl_bench.suite.outcome import suite_object
+    from flnl_bench.suite.board import suite_object
 
     if as_json:
         print_json({**suite_object(found, board, out), "seconds": seconds})

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from flnl_bench.data.class_maps import CLOTHING1M
-from flnl_bench.data.dataset import Augmentation, Dataset
-from flnl_bench.data.folder import open_image
-from flnl_bench.data.root import HOW_TO_POINT
+from flnl_bench.data.dataset import HOW_TO_POINT, Augmentation, Dataset
+from flnl_bench.data.own import open_image
 from flnl_bench.errors import BadInput, MissingData, one_line
 
 SIDE = 256  # stored side; the network sees a crop of 224

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from flnl_bench.data.class_maps import next_class
+from flnl_bench.errors import BadInput
+from flnl_bench.streams import stream
 
 SAMPLED_IMAGES = 64  # images of each part that go into the digest: enough to tell two data sets apart
 
@@ -83,3 +88,71 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         spread = float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum()))
         stds.append(spread or 1.0)  # a constant channel is not scaled
     return tuple(means), tuple(stds)
+
+
+HOW_TO_POINT = "or point --data-dir or FLNL_DATA to the folder that holds it"
+
+
+def data_root(data_dir: str | Path | None = None) -> Path:
+    """The data folder: the argument, else FLNL_DATA, else the user's cache folder."""
+    chosen = data_dir or os.environ.get("FLNL_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("flnl-bench"))
+
+
+TEST_SHARE = 0.2
+
+
+def stratified_split(labels: np.ndarray, family: str) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the train and the test part, the same for every seed."""
+    rng = stream(0, "data", "split", family)
+    counts = np.bincount(labels)
+    in_test = np.zeros(len(labels), dtype=bool)
+    for label, size in enumerate(_test_sizes(counts)):
+        in_test[rng.permutation(np.flatnonzero(labels == label))[:size]] = True
+    return np.flatnonzero(~in_test), np.flatnonzero(in_test)
+
+
+def _test_sizes(counts: np.ndarray) -> np.ndarray:
+    """The test images of each class: the share rounded down, the largest remainders rounded up."""
+    exact = counts * TEST_SHARE
+    sizes = np.floor(exact).astype(np.int64)
+    left = math.ceil(counts.sum() * TEST_SHARE - 1e-9) - sizes.sum()
+    order = np.argsort(sizes - exact, kind="stable")
+    able = order[counts[order] > sizes[order] + 1]  # a class keeps at least one train image
+    sizes[able[:left]] += 1
+    return sizes
+
+
+def as_images(array: np.ndarray, where: str) -> np.ndarray:
+    """Square uint8 images of any accepted layout as contiguous [N, C, H, W]."""
+    if array.dtype != np.uint8:
+        raise BadInput(f"{where} must be uint8 (0 to 255), not {array.dtype}")
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[3] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim != 4 or array.shape[1] not in (1, 3):
+        raise BadInput(f"{where} must be N×H×W, N×H×W×C or N×C×H×W with 1 or 3 channels, not {array.shape}")
+    if array.shape[0] == 0 or array.shape[2] == 0 or array.shape[2] != array.shape[3]:
+        raise BadInput(f"{where} must hold at least one image, all of them square, not {array.shape}")
+    return np.ascontiguousarray(array)
+
+
+def as_labels(array: np.ndarray, count: int, where: str, classes: int | None = None) -> np.ndarray:
+    """One label for each of `count` images as int64, checked against the number of classes."""
+    if array.dtype.kind not in "iu":
+        raise BadInput(f"{where} must be integers, not {array.dtype}")
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (count,):
+        raise BadInput(f"{where} must hold one label for each of the {count} images, not {array.shape}")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or (classes is not None and high >= classes):
+        allowed = "0 or more" if classes is None else f"0 to {classes - 1}"
+        wrong = low if low < 0 else high
+        raise BadInput(f"{where} has the label {wrong}; allowed: {allowed}")
+    return array.astype(np.int64)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flnl_bench.data.class_maps import DIGITS
-from flnl_bench.data.dataset import Augmentation, Dataset, channel_statistics
-from flnl_bench.data.split import stratified_split
+from flnl_bench.data.dataset import Augmentation, Dataset, channel_statistics, stratified_split
 
 
 def load_digits() -> Dataset:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flnl_bench.data.arrays import as_images, as_labels, read_npz
-from flnl_bench.data.dataset import Augmentation, Dataset, channel_statistics
-from flnl_bench.data.folder import read_folder
-from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.data.dataset import (
+    Augmentation,
+    Dataset,
+    as_images,
+    as_labels,
+    channel_statistics,
+    stratified_split,
+)
+from flnl_bench.errors import BadInput, MissingData, one_line
+from flnl_bench.files import read_npz
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 
@@ -74,3 +85,79 @@ def _class_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
     if names.ndim != 1 or names.dtype.kind != "U":
         raise BadInput(f"{path}: classes must be a list of strings, not {names.dtype} {names.shape}")
     return tuple(str(name) for name in names)
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
+
+
+def read_folder(path: Path) -> Parts:
+    """Train and test arrays and the class names, in alphabetical order."""
+    if not path.is_dir():
+        raise MissingData(f"data set 'folder:{path}': there is no such folder; it must hold a folder a class")
+    if (path / "train").is_dir() != (path / "test").is_dir():
+        raise BadInput(f"{path} has only one of train/ and test/; give both, or the class folders alone")
+    if not (path / "train").is_dir():
+        classes = _classes(path)
+        files, labels = _files(path, classes)
+        images = _decode(files, files[0])
+        train, test = stratified_split(labels, "folder")
+        if not len(test):
+            raise BadInput(f"{path} has too few images to set some aside for testing")
+        return images[train], labels[train], images[test], labels[test], classes
+    classes = _classes(path / "train")
+    strange = set(_classes(path / "test")) - set(classes)
+    if strange:
+        raise BadInput(f"{path / 'test'} has classes that train/ lacks: {', '.join(sorted(strange))}")
+    train_files, train_labels = _files(path / "train", classes)
+    test_files, test_labels = _files(path / "test", classes)
+    first = train_files[0]
+    return _decode(train_files, first), train_labels, _decode(test_files, first), test_labels, classes
+
+
+def _classes(path: Path) -> tuple[str, ...]:
+    names = sorted(entry.name for entry in path.glob("[!.]*") if entry.is_dir())
+    if not names:
+        raise BadInput(f"{path} has no class folders")
+    return tuple(names)
+
+
+def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
+    """All image files class by class with their labels."""
+    files: list[Path] = []
+    counts = []
+    for name in classes:
+        folder = path / name
+        found = sorted(file for file in folder.glob("*") if file.suffix.lower() in SUFFIXES)
+        if not found and path.name != "test":
+            raise BadInput(f"{folder} has no images ({', '.join(SUFFIXES)})")
+        files += found
+        counts.append(len(found))
+    if not files:
+        raise BadInput(f"{path} has no images ({', '.join(SUFFIXES)})")
+    return files, np.repeat(np.arange(len(classes)), counts)
+
+
+def _decode(files: list[Path], first: Path) -> np.ndarray:
+    """All images in the mode and size of `first`: uint8 [N, C, S, S], S its shorter side."""
+    from PIL import ImageOps
+
+    pattern = open_image(first)
+    mode = "L" if pattern.mode in ("1", "L", "LA") else "RGB"
+    side = min(pattern.size)
+    images = np.empty((len(files), 1 if mode == "L" else 3, side, side), np.uint8)
+    for row, file in enumerate(files):
+        pixels = np.asarray(ImageOps.fit(open_image(file, mode), (side, side)))
+        images[row] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
+    return images
+
+
+def open_image(file: Path, mode: str | None = None) -> Image:
+    """A decoded image, converted to `mode`, or an error that names the file."""
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(file) as image:
+            return image.convert(mode) if mode else image.copy()
+    except Exception as error:  # Pillow raises many kinds for broken bytes
+        raise BadInput(f"cannot read the image {file}: {one_line(error)}") from None

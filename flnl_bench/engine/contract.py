@@ -112,3 +112,22 @@ def check_weights(method: str, weights: Weights, names: set[str]) -> None:
     expect(isinstance(weights, Mapping), method, rule, weights)
     odd = sorted(map(str, names ^ set(weights)))
     expect(not odd, method, rule, f"one that differs in {', '.join(odd[:3])}")
+
+
+def count_bytes(tree: Any) -> int:
+    """Bytes of a message: array data as stored, 8 for a number, one per character of a string."""
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, np.ndarray | np.generic):
+        return tree.nbytes
+    if isinstance(tree, Mapping):
+        return sum(count_bytes(value) for value in tree.values())
+    if isinstance(tree, list | tuple | set | frozenset):
+        return sum(count_bytes(value) for value in tree)
+    if isinstance(tree, str | bytes):
+        return len(tree)
+    if isinstance(tree, bool | int | float):
+        return 8
+    if tree is None:
+        return 0
+    raise TypeError(f"a message may not hold a {type(tree).__name__}: its size on the wire is unknown")

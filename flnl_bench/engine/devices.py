@@ -1,20 +1,26 @@
-"""Where a run computes: its device, and the devices of its worker processes."""
+"""Where a run computes, how it is set up there, and how states and images get there."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from flnl_bench.errors import BadInput, require, unknown
 
+MEMORY_FORMAT = torch.channels_last  # faster for convolutions, on CPUs as on GPUs
 INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"  # the instruction set that torch's convolutions stop at
 OLDER = ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")  # values of it, without the AMX of the newest CPUs
+TRIM_THRESHOLD, MMAP_THRESHOLD, LARGEST = -1, -3, 2**31 - 1  # of mallopt in glibc's malloc.h
 BFLOAT16_PROBE = """
 import torch
 from torch import nn
@@ -29,14 +35,14 @@ out.float().sum().backward()
 
 
 @dataclass(frozen=True)
-class Place:
+class Devices:
     """The device of the server, and one for each worker process; none: the clients compute there too."""
 
-    home: torch.device
+    server: torch.device
     workers: tuple[torch.device, ...] = ()
 
 
-def choose_place(device: str = "auto", devices: Sequence[str] = (), workers: int | None = None) -> Place:
+def choose_devices(device: str = "auto", devices: Sequence[str] = (), workers: int | None = None) -> Devices:
     """What `--device`, `--devices` and `--workers` ask for.
 
     Args:
@@ -56,7 +62,7 @@ def choose_place(device: str = "auto", devices: Sequence[str] = (), workers: int
     count = len(found) if workers is None else workers
     require(count >= len(found), "workers", count, f"a whole number from {len(found)}")
     spread = tuple(found[i % len(found)] for i in range(count))
-    return Place(found[0], spread if count > 1 else ())
+    return Devices(found[0], spread if count > 1 else ())
 
 
 def choose_device(name: str) -> torch.device:
@@ -85,6 +91,28 @@ def _available() -> dict[str, bool]:
     return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 
 
+def configure(device: torch.device, precision: str) -> None:
+    """One thread a process and deterministic kernels: equal numbers, and faster for many runs."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def keep_freed_memory() -> None:
+    """Keep what is freed for the next step, where glibc would give it back and ask for its pages anew."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # not so with musl
+        mallopt(TRIM_THRESHOLD, LARGEST)
+        mallopt(MMAP_THRESHOLD, LARGEST)
+
+
 def check_precision(device: str, precision: str) -> None:
     """Refuse bfloat16 on a CPU that announces instructions which its system does not allow.
 
@@ -103,3 +131,52 @@ def survives_bfloat16(instructions: str | None = None) -> bool:
     limit = {INSTRUCTIONS: instructions} if instructions else {}
     command = [sys.executable, "-c", BFLOAT16_PROBE]
     return subprocess.run(command, env=os.environ | limit, capture_output=True).returncode == 0
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a host array to the device without waiting for it: only pinned memory allows that."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """The same tree with every tensor replaced by fn(tensor); tensors that were one stay one."""
+    done: dict[int, Tensor] = {}
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            if id(node) not in done:
+                done[id(node)] = fn(node)
+            return done[id(node)]
+        if isinstance(node, Mapping):
+            return {key: walk(value) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)(walk(value) for value in node)
+        return node
+
+    return walk(tree)
+
+
+def to_cpu(tree: Any) -> Any:
+    """The tree with its tensors on the CPU, detached."""
+    return map_tensors(tree, lambda t: t.detach().to("cpu"))
+
+
+def placed(tree: Any, device: torch.device) -> Any:
+    """The tree on a device; image-like weights in the layout that the engine computes in.
+
+    A restored checkpoint has lost the layout, and a convolution may round differently in another one:
+    so the layout is set at every visit, not only after a restart.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        tensor = tensor.to(device, non_blocking=True)
+        if tensor.dim() != 4:
+            return tensor
+        # Not `contiguous`: with one channel it takes any strides for channels_last and copies nothing.
+        laid_out = torch.empty_like(tensor, memory_format=MEMORY_FORMAT)
+        return tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
+
+    return map_tensors(tree, move)

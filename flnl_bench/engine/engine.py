@@ -3,29 +3,125 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from flnl_bench.api import Method, Server, State, Terms, copy_weights
+from flnl_bench.api import Client, Method, Server, State, Terms, Update, Weights, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
-from flnl_bench.engine.blueprint import Blueprint, configure
-from flnl_bench.engine.contract import as_numbers, as_state, check_plain, check_weights
-from flnl_bench.engine.crew import Crew
-from flnl_bench.engine.devices import Place
-from flnl_bench.engine.federation import LocalFederation
-from flnl_bench.engine.local import MEMORY_FORMAT, sent_weights
-from flnl_bench.engine.tree import placed, to_cpu
+from flnl_bench.engine.client import Call, Reply, WorkerSpec, sent_weights
+from flnl_bench.engine.contract import (
+    as_clients,
+    as_numbers,
+    as_state,
+    check_plain,
+    check_weights,
+    count_bytes,
+)
+from flnl_bench.engine.devices import Devices, configure, placed, to_cpu
+from flnl_bench.engine.pool import ProcessPool
 from flnl_bench.errors import expect
 from flnl_bench.models import make_network
+from flnl_bench.models.network import Cost
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting
 from flnl_bench.streams import seed_of, stream
+
+
+class Executor(Protocol):
+    """Who does the clients' work: one worker in this process, or a pool of processes.
+
+    Calls do not depend on each other; replies come in their order. Every executor gives the same numbers.
+    """
+
+    def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Train clients from the global weights."""
+
+    def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Run the task of each call on its client."""
+
+    def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
+        """What the global model, or one network of it, says to images of "train" or "test"."""
+
+    def close(self) -> None:
+        """Let go of processes and devices."""
+
+
+@dataclass
+class LocalFederation:
+    """All clients simulated on this machine: who is called, what is sent, what it costs."""
+
+    method: Method
+    server: Server
+    executor: Executor
+    states: dict[int, State] = field(default_factory=dict)
+    order: Callable[[Sequence[int]], Sequence[int]] = sorted  # the order of work changes no number
+
+    def __post_init__(self) -> None:
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Forget what the last round counted."""
+        self.cost = Cost()
+        self.trained: set[int] = set()
+        self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
+        self.losses: list[tuple[float, int]] = []  # mean training loss, n_k
+
+    def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
+        """Send the global weights and train the clients locally."""
+        updates: list[Update] = []
+        for k, reply in self._call("train", ids, epochs=epochs):
+            update: Update = reply.answer
+            self.trained.add(k)
+            self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
+            if reply.loss is not None:
+                self.losses.append((reply.loss, update.size))
+            updates.append(update)
+        return sorted(updates, key=lambda update: update.client)
+
+    def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
+        """Send the global weights, run `task` on each client; what it returns travels up."""
+        answers: dict[int, Mapping] = {}
+        for k, reply in self._call("visit", ids, task=task):
+            answers[k] = reply.answer
+            self.cost.bytes_up += count_bytes(answers[k])
+        return dict(sorted(answers.items()))
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean training loss over the round's clients, weighted by n_k."""
+        losses = sorted(self.losses)  # a sum of floats depends on its order
+        total = sum(size for _, size in losses)
+        return sum(loss * size for loss, size in losses) / total if total else None
+
+    @property
+    def seen(self) -> set[int]:
+        """The clients that were called in this round."""
+        return {k for _, k in self.calls}
+
+    def _call(self, verb: str, ids: Sequence[int], **details: Any) -> Iterator[tuple[int, Reply]]:
+        """The replies of some clients to one call each."""
+        chosen = self.order(as_clients(self.method.name, verb, ids, self.server.terms.clients))
+        calls = (self._make_call(verb, k, **details) for k in chosen)
+        answer = self.executor.train if verb == "train" else self.executor.visit
+        for k, reply in zip(chosen, answer(self.server.weights, calls), strict=True):
+            self.states[k] = reply.state
+            self.cost.add(reply.cost)
+            yield k, reply
+
+    def _make_call(self, verb: str, k: int, **details: Any) -> Call:
+        inbox = self.method.inbox(self.server, k)
+        self.cost.bytes_down += count_bytes([self.server.weights, inbox])
+        before = self.calls.get((verb, k), 0)
+        self.calls[verb, k] = before + 1
+        # A visit must not move the batches of the training after it: they are the same for all methods.
+        name = () if verb == "train" and not before else (verb, before)
+        return Call(k, self.server.round, name, inbox, self.states.get(k), **details)
 
 
 @dataclass(frozen=True)
@@ -55,7 +151,7 @@ class Engine:
         scenario: Scenario,
         training: Training,
         seed: int,
-        place: Place,
+        devices: Devices,
     ) -> None:
         """Build the federation.
 
@@ -65,7 +161,7 @@ class Engine:
             scenario: who holds which images, with which labels.
             training: the protocol.
             seed: of all streams but those of the scenario.
-            place: where the server and, in processes of their own or not, the clients compute.
+            devices: where the server and, in processes of their own or not, the clients compute.
         """
         self.method, self.rounds = method, training.rounds
         self.terms = Terms(
@@ -78,7 +174,7 @@ class Engine:
             expected_noise=parse_setting(scenario.setting).expected_ratio,
             iid=parse_partition(scenario.partition).kind == "iid",
         )
-        blueprint = Blueprint(
+        spec = WorkerSpec(
             method=method,
             terms=self.terms,
             model=self._build(training, dataset.train_x.shape[1], seed),
@@ -91,16 +187,16 @@ class Engine:
             mean=dataset.mean,
             std=dataset.std,
         )
-        self.device = place.home
+        self.device = devices.server
         configure(self.device, training.precision)
         self.test_rows = _subset(len(dataset.test_y), training.test_samples)
         self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(self.device)
         sizes = tuple(len(rows) for rows in scenario.clients)
-        initial = copy_weights(sent_weights(method, blueprint.model))
-        self.server = Server(self.terms, seed, placed(initial, self.device, MEMORY_FORMAT), sizes)
+        initial = copy_weights(sent_weights(method, spec.model))
+        self.server = Server(self.terms, seed, placed(initial, self.device), sizes)
         self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
-        self.labour = Crew(blueprint, place) if place.workers else blueprint.build(self.device)
-        self.federation = LocalFederation(method, self.server, self.labour)
+        self.executor: Executor = ProcessPool(spec, devices) if devices.workers else spec.build(self.device)
+        self.federation = LocalFederation(method, self.server, self.executor)
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
         """The method's model, its initial weights drawn on the CPU from their own stream."""
@@ -158,14 +254,14 @@ class Engine:
     # -- looking at the global model -----------------------------------------------------------------
     def test(self, member: str | None = None) -> tuple[float, float]:
         """Accuracy in percent and mean loss of the global model, or of one network of it, on the test set."""
-        logits = self.labour.logits(self.server.weights, "test", self.test_rows, member)
+        logits = self.executor.logits(self.server.weights, "test", self.test_rows, member)
         right = (logits.argmax(1) == self.test_labels).float().mean()
         loss = F.cross_entropy(logits, self.test_labels)
         return 100.0 * right.item(), loss.item()
 
     def predict_train(self, rows: np.ndarray) -> np.ndarray:
         """Classes that the global model gives to some training images."""
-        return self.labour.logits(self.server.weights, "train", rows).argmax(1).cpu().numpy()
+        return self.executor.logits(self.server.weights, "train", rows).argmax(1).cpu().numpy()
 
     # -- stopping and going on -----------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
@@ -175,14 +271,13 @@ class Engine:
     def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
         """Go on from a saved state."""
         self.server.round = state["round"]
-        self.server.weights = placed(state["weights"], self.device, MEMORY_FORMAT)
+        self.server.weights = placed(state["weights"], self.device)
         self.server.state = state["server"]
         self.federation.states = dict(clients)
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
-        if isinstance(self.labour, Crew):
-            self.labour.close()
+        self.executor.close()
 
 
 def _subset(size: int, count: int | None) -> np.ndarray:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flnl_bench.engine.transfer import to_device
+from flnl_bench.engine.devices import to_device
 
 # Name and range of the magnitude. The five geometric ones come last: they run as one.
 RANGES: dict[str, tuple[float, float]] = {

@@ -15,13 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flnl_bench.engine.randaugment import (
-    draw_operations,
-    rand_augment,
-    rotations,
-    warp,
-)
-from flnl_bench.engine.transfer import to_device
+from flnl_bench.engine.devices import to_device
+from flnl_bench.engine.randaugment import draw_operations, rand_augment, rotations, warp
 from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def make_network(
         norm: "batch" or "group".
         pretrained: start from ImageNet weights; resnet50 only.
     """
-    from flnl_bench.models.build import build_network
+    from flnl_bench.models.backbones import build_network
 
     return build_network(name, channels, classes, norm, pretrained)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from flnl_bench.scenario.describe import describe, summarise
-from flnl_bench.scenario.make import make_scenario
+from flnl_bench.scenario.noise import SETTINGS, Setting, parse_setting
 from flnl_bench.scenario.partition import PARTITIONS, Partition, parse_partition
-from flnl_bench.scenario.scenario import Scenario
-from flnl_bench.scenario.settings import SETTINGS, Setting, parse_setting
+from flnl_bench.scenario.scenario import Scenario, client_table, make_scenario, scenario_summary
 from flnl_bench.scenario.store import check_dataset, load_scenario, save_scenario
 
 __all__ = [
@@ -16,11 +14,11 @@ __all__ = [
     "Scenario",
     "Setting",
     "check_dataset",
-    "describe",
+    "client_table",
     "load_scenario",
     "make_scenario",
     "parse_partition",
     "parse_setting",
     "save_scenario",
-    "summarise",
+    "scenario_summary",
 ]

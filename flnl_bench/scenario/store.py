@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.data.arrays import UNREADABLE, read_npz
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.files import json_text, replace_file
-from flnl_bench.scenario.describe import describe, summarise
-from flnl_bench.scenario.scenario import Scenario
+from flnl_bench.files import UNREADABLE, json_text, read_npz, replace_file
+from flnl_bench.scenario.scenario import Scenario, client_table, scenario_summary
 
 FORMAT = "flnl-bench scenario 1"
 ARRAYS = ("clients", "sizes", "given", "true", "kinds", "nominal", "about")
@@ -45,7 +43,7 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
         about=np.array(json.dumps(about)),
         **derived,  # type: ignore[arg-type]
     )
-    table = {"about": about, "summary": summarise(scenario), "clients": describe(scenario)}
+    table = {"about": about, "summary": scenario_summary(scenario), "clients": client_table(scenario)}
     try:
         npz.parent.mkdir(parents=True, exist_ok=True)
         replace_file(npz, buffer.getvalue())

@@ -4,22 +4,69 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
+from flnl_bench.errors import one_line
+from flnl_bench.recorder.claim import Busy, owner
+from flnl_bench.recorder.record import trusted
+from flnl_bench.runs.resolve import Request, prepare
+from flnl_bench.suite.board import Board, State, look
 from flnl_bench.suite.grid import Item
-from flnl_bench.suite.state import Board, State, look
-from flnl_bench.suite.worker import Outcome, Task
+
+CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as it is handed to a worker."""
+
+    request: Request  # with absolute paths and a kind of device
+    folder: Path  # where the run must end up
+    retry_failed: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker left a run."""
+
+    status: str  # done, failed, busy (another works on it), or lost (the worker stopped or died)
+    error: str | None = None
+
+
+def work(task: Job) -> Outcome:
+    """Play a run to its end, from where it is."""
+    try:
+        record = trusted(task.folder) or {}
+        if record.get("status") == "done":
+            return Outcome("done")
+        if record.get("status") == "failed" and not task.retry_failed:
+            return Outcome("failed", record.get("error"))
+        if owner(task.folder):
+            return Outcome("busy")
+        run = prepare(task.request)
+        if run.folder.path != task.folder:
+            return Outcome("failed", CHANGED)
+        run.play()
+    except Busy:
+        return Outcome("busy")
+    except KeyboardInterrupt:
+        return Outcome("lost", "stopped by a signal")
+    except Exception as error:
+        return Outcome("failed", one_line(error))
+    return Outcome("done")
+
 
 LOSSES = 3  # a run whose worker was lost so often, without a new round in between, counts as failed
 
 
-def task_of(item: Item, retry_failed: bool) -> Task:
+def job_of(item: Item, retry_failed: bool) -> Job:
     """The run for a worker, whose working directory may be another."""
     request = item.request
     data_dir = request.data_dir and request.data_dir.absolute()
     request = replace(request, out=request.out.absolute(), data_dir=data_dir)
-    return Task(request, item.folder.path.absolute(), retry_failed)
+    return Job(request, item.folder.path.absolute(), retry_failed)
 
 
 class Executor(Protocol):

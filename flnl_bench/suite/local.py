@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from flnl_bench.processes import hear_termination, start_worker, terminate_as_interrupt
-from flnl_bench.suite.conduct import task_of
+from flnl_bench.suite.conduct import Outcome, job_of, work
 from flnl_bench.suite.grid import Item
-from flnl_bench.suite.worker import Outcome, work
 
 
 def slots(jobs: int | None, device: str, runs_per_gpu: int) -> tuple[int, list[str]]:
@@ -89,7 +88,7 @@ class _Worker:
     def give(self, item: Item, retry_failed: bool) -> None:
         self.item = item
         with contextlib.suppress(OSError):  # died at its start: `take` will see
-            self.connection.send(task_of(item, retry_failed))
+            self.connection.send(job_of(item, retry_failed))
 
     def take(self) -> tuple[Item, Outcome]:
         item, self.item = self.item, None

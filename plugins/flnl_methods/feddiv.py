@@ -29,13 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
-from flnl_bench.numerics import (
-    bounded_cross_entropy,
-    mixed,
-    mixup_cross_entropy,
-    uniform_penalty,
-    with_mixup,
-)
+from flnl_bench.numerics import bounded_cross_entropy, mixed, mixup_cross_entropy, uniform_penalty, with_mixup
 
 Filter = np.ndarray  # W as float64 [3, 2]: means, variances, shares; the clean component first
 

@@ -1,0 +1,286 @@
+"""What happens on one client: the engine's reference path, client after client.
+
+Inside a local epoch nothing waits for the device: all random draws are made on the CPU before a
+portion of steps starts and are copied once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flnl_bench.api import (
+    Batch,
+    Client,
+    Method,
+    State,
+    Step,
+    Terms,
+    Update,
+    Weights,
+    copy_weights,
+    network_weights,
+)
+from flnl_bench.config import COMPILE_MODES, Training
+from flnl_bench.data.dataset import Augmentation
+from flnl_bench.engine.contract import as_losses, as_message, as_part, as_portions, as_state, check_plain
+from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, to_cpu
+from flnl_bench.engine.images import FederatedImages, as_images
+from flnl_bench.engine.sgd import Optimiser
+from flnl_bench.engine.views import Views
+from flnl_bench.models.network import Cost, Network
+from flnl_bench.streams import stream
+
+EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one client: with the global weights, all that any worker needs to answer it."""
+
+    client: int
+    round: int
+    name: tuple[str | int, ...]  # tells calls in one round apart; empty for the first training
+    inbox: Mapping[str, Any]
+    state: State | None  # None: never seen before
+    epochs: int | None = None  # of a training
+    task: Callable[[Client], Mapping[str, Any]] | None = None  # what a visit does
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call gives back: the answer, the client's new state, and what it cost."""
+
+    answer: Any  # Update after training, a mapping after a visit
+    state: State
+    cost: Cost
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a client worker is built from, so that every process can build its own.
+
+    Plain values, arrays and a model on the CPU; true labels are not among them.
+    """
+
+    method: Method
+    terms: Terms
+    model: nn.Module
+    training: Training
+    seed: int
+    images: dict[str, np.ndarray]  # "train" and "test", uint8 [N, C, H, W]
+    rows: tuple[np.ndarray, ...]  # of each client among the images of "train"
+    given: tuple[np.ndarray, ...]  # labels of each client
+    augmentation: Augmentation
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def build(self, device: torch.device) -> ClientWorker:
+        """A worker on a device, and the settings of this process that it counts on."""
+        configure(device, self.training.precision)
+        return ClientWorker(
+            method=self.method,
+            terms=self.terms,
+            images=FederatedImages(
+                train=as_images(self.images["train"], device),
+                test=as_images(self.images["test"], device),
+                given=tuple(torch.from_numpy(labels).to(device) for labels in self.given),
+                rows=self.rows,
+                views=Views(self.augmentation, self.mean, self.std, device),
+                device=device,
+            ),
+            optimiser=Optimiser(self.training.lr, self.training.momentum, self.training.weight_decay),
+            model=copy.deepcopy(self.model).to(device).to(memory_format=MEMORY_FORMAT),
+            seed=self.seed,
+            autocasts=self.training.precision == "bfloat16",
+            compile_mode=COMPILE_MODES[self.training.compile],
+        )
+
+
+@dataclass
+class ClientWorker:
+    """Models and data on one device: it answers one call at a time, and so is the simplest executor."""
+
+    method: Method
+    terms: Terms
+    images: FederatedImages
+    optimiser: Optimiser
+    model: nn.Module  # trained in place for each client in turn
+    seed: int
+    autocasts: bool = False  # networks compute in bfloat16
+    compile_mode: str | None = None  # of torch.compile for the networks that train; None: do not compile
+    cost: Cost = field(default_factory=Cost)
+
+    def __post_init__(self) -> None:
+        self.device = self.images.device
+        # Models for weights that are not trained. They are made once and given other weights at every
+        # use: copying a network costs more than a training step of a small one.
+        self._frozen: list[nn.Module] = []
+        self._used = 0
+        self._meter(self.model)
+        if self.compile_mode:
+            for network in _networks(self.model):
+                network.backbone.compile(mode=self.compile_mode)
+        self._live = network_weights(self.model)
+        self._sent = sent_weights(self.method, self.model)
+
+    # -- as an executor ----------------------------------------------------------------------------
+    def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Train one client after the other."""
+        return (self.train_client(weights, call) for call in calls)
+
+    def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Visit one client after the other."""
+        return (self.visit_client(weights, call) for call in calls)
+
+    def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
+        """What the global model, or one network of it, says to images of a part of the data."""
+        model = self.global_model(weights)
+        predict = model.get_submodule(member) if member else partial(self.method.predict, model)
+        outputs = []
+        with torch.inference_mode():
+            for batch in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
+                outputs.append(predict(self.images.plain(part, batch)))
+        return torch.cat(outputs)
+
+    def close(self) -> None:
+        """Nothing is held that this process would not let go of."""
+
+    # -- one client --------------------------------------------------------------------------------
+    def train_client(self, weights: Weights, call: Call) -> Reply:
+        """Local training from the global weights."""
+        client = self._client(weights, call)
+        update, loss = self._train(weights, call, client)
+        return self._reply(client, update, loss)
+
+    def visit_client(self, weights: Weights, call: Call) -> Reply:
+        """A task of the method, without training."""
+        assert call.task is not None
+        client = self._client(weights, call)
+        answer = as_message(self.method.name, "a task of visit", call.task(client))
+        return self._reply(client, to_cpu(answer))
+
+    def _reply(self, client: Client, answer: Any, loss: float | None = None) -> Reply:
+        check_plain(client.state, f"{self.method.name}: client.state")
+        return Reply(answer, to_cpu(client.state), self.cost, loss)
+
+    def global_model(self, weights: Weights) -> nn.Module:
+        """A frozen model for evaluation between calls."""
+        self._used = 0
+        return self._bind(weights)
+
+    def _train(self, weights: Weights, call: Call, client: Client) -> tuple[Update, float | None]:
+        """What the client sends, and its mean loss."""
+        model, method, who = self.model, self.method, self.method.name
+        self._load(weights, client.state)
+        method.on_receive(model, client)
+        optimiser = self.optimiser.start(model.named_parameters())
+        total = torch.zeros((), device=self.device)  # summed on the device: reading it would wait
+        count = 0
+        model.train()
+        rngs = [self._stream(call, "view", i) for i in range(len(method.views()))]
+        for portion in as_portions(who, method.plan(model, client)):
+            for batch in self.images.batches(call.client, portion, method.views(), rngs):
+                optimiser.zero_grad()
+                client.held.clear()
+                loss = as_losses(who, method.loss(model, batch, client), len(batch.y)).mean()
+                loss.backward()
+                optimiser.step(client.held)
+                method.on_step(model, client)
+                total += loss.detach()
+                count += 1
+        optimiser.zero_grad()
+        model.eval()
+        message = as_message(who, "upload", method.upload(model, client))
+        for part in method.private:
+            client.state[part] = copy_weights(_part(self._live, part))
+        update = Update(call.client, client.size, copy_weights(self._sent), to_cpu(message))
+        return update, total.item() / count if count else None
+
+    def _client(self, weights: Weights, call: Call) -> Client:
+        """The client as the method sees it."""
+        self.cost = Cost()
+        self._used = 0
+        for module in (self.model, *self._frozen):
+            self._meter(module)
+        state = None if call.state is None else placed(call.state, self.device)
+        client = Client(
+            terms=self.terms,
+            round=call.round,
+            y=self.images.given[call.client],
+            received=self._bind(weights),
+            state={} if state is None else state,
+            inbox=placed(call.inbox, self.device),
+            epochs=self.terms.epochs if call.epochs is None else call.epochs,
+            rng=self._stream(call, "method"),
+            batch_rng=self._stream(call, "batches"),
+            bind=self._bind,
+            map=lambda fn, views=("plain",): self._map(call, fn, views),
+        )
+        if state is None:
+            made = self.method.client_state(client)
+            client.state.update(as_state(self.method.name, "client_state", made))
+        return client
+
+    def _stream(self, call: Call, *name: str | int) -> np.random.Generator:
+        """A stream of this client in this round and call."""
+        return stream(self.seed, *name, "round", call.round, "client", call.client, *call.name)
+
+    def _meter(self, model: nn.Module) -> None:
+        for network in _networks(model):
+            network.meter, network.autocasts = self.cost, self.autocasts
+
+    @torch.no_grad()
+    def _load(self, weights: Weights, state: State) -> None:
+        """Copy the received weights, and what the client kept for itself, into the model."""
+        source = dict(weights)
+        for part in self.method.private:
+            kept = as_part(self.method.name, state, part, _part(self._live, part))
+            source |= {f"{part}.{name}": tensor for name, tensor in kept.items()}
+        torch._foreach_copy_(list(self._live.values()), [source[name] for name in self._live])
+
+    def _bind(self, weights: Weights) -> nn.Module:
+        """A frozen model in evaluation mode over these weights, not copied."""
+        if self._used == len(self._frozen):
+            self._frozen.append(copy.deepcopy(self.model).requires_grad_(False).eval())
+        model = self._frozen[self._used]
+        self._used += 1
+        self._meter(model)
+        wrong = model.load_state_dict(weights, strict=False, assign=True)
+        lost = {name for name in wrong.missing_keys if name in self._sent}
+        if lost or wrong.unexpected_keys:
+            raise KeyError(f"weights do not fit the model: {sorted(lost | set(wrong.unexpected_keys))}")
+        return model
+
+    def _map(self, call: Call, fn: Callable[[Batch], Any], views: Sequence[str]) -> Any:
+        """fn over all examples in order; a view shows the same images whenever it is asked for."""
+        client, size = call.client, len(self.images.rows[call.client])
+        rngs = [self._stream(call, "map", view, views[:i].count(view)) for i, view in enumerate(views)]
+        parts = np.split(np.arange(size), range(EVALUATION_BATCH, size, EVALUATION_BATCH))
+        with torch.no_grad():
+            results = [fn(b) for b in self.images.batches(client, [Step(p) for p in parts], views, rngs)]
+        if isinstance(results[0], Tensor):
+            return torch.cat(results)
+        return tuple(torch.cat(column) for column in zip(*results, strict=True))
+
+
+def sent_weights(method: Method, model: nn.Module) -> Weights:
+    """The part of the model that travels, sharing memory with it."""
+    return {n: t for n, t in network_weights(model).items() if n.split(".")[0] not in method.private}
+
+
+def _networks(model: nn.Module) -> list[Network]:
+    return [module for module in model.modules() if isinstance(module, Network)]
+
+
+def _part(weights: Weights, part: str) -> Weights:
+    """The weights of one top-level part, named from there."""
+    return {name[len(part) + 1 :]: t for name, t in weights.items() if name.split(".")[0] == part}

@@ -1,0 +1,132 @@
+"""Is a method better than another? Paired over seeds × settings, with interval and test."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flnl_bench.errors import BadInput, unknown
+from flnl_bench.leaderboards.sheet import Entry, Line, Sheet
+from flnl_bench.leaderboards.table import Row, Table
+
+TIE = 0.005  # a smaller difference does not show in two decimals
+ENOUGH = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row against the chosen one, over the settings and seeds that both have."""
+
+    pairs: int
+    difference: float | None  # the mean of the paired differences; above 0 this row is better
+    low: float | None  # 95 % confidence interval of the mean (t)
+    high: float | None
+    wins: int
+    ties: int
+    losses: int
+    p: float | None  # Wilcoxon signed-rank test, two-sided, without ties; None below ENOUGH pairs
+
+
+def find_row(table: Table, name: str) -> Row | None:
+    """The row called so in a table, if there is one."""
+    named = [row for row in table.rows if name in (row.label, row.method)]
+    exact = [row for row in named if row.label == name]
+    if len(named) > 1 and not exact:
+        raise BadInput(
+            f"--against {name}: {table.protocol.title} has {len(named)} such rows; "
+            f"choose one of {', '.join(repr(row.label) for row in named)}"
+        )
+    return next(iter(exact or named), None)
+
+
+def check_name(tables: Sequence[Table], name: str) -> None:
+    """An error if no table has a row called so."""
+    if all(find_row(table, name) is None for table in tables):
+        raise unknown("method", name, {row.label for table in tables for row in table.rows}, "--against")
+
+
+def compare(row: Row, base: Row, settings: Sequence[str]) -> Comparison:
+    """Pair the runs of two rows: same setting, same seed, so the same scenario."""
+    differences = [
+        round(value - base.cells[setting].values[seed], 9)  # equal accuracies may differ by rounding
+        for setting in settings
+        if setting in row.cells and setting in base.cells
+        for seed, value in row.cells[setting].values.items()
+        if seed in base.cells[setting].values
+    ]
+    low, high = _interval(differences)
+    return Comparison(
+        pairs=len(differences),
+        difference=statistics.fmean(differences) if differences else None,
+        low=low,
+        high=high,
+        wins=sum(d >= TIE for d in differences),
+        ties=sum(abs(d) < TIE for d in differences),
+        losses=sum(d <= -TIE for d in differences),
+        p=_wilcoxon(differences),
+    )
+
+
+def _interval(differences: Sequence[float]) -> tuple[float | None, float | None]:
+    if len(differences) < 2:
+        return None, None
+    from scipy.stats import t
+
+    mean, count = statistics.fmean(differences), len(differences)
+    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def _wilcoxon(differences: Sequence[float]) -> float | None:
+    apart = [d for d in differences if abs(d) >= TIE]  # what counts as a tie is no evidence
+    if len(apart) < ENOUGH:
+        return None
+    from scipy.stats import wilcoxon
+
+    return float(wilcoxon(apart).pvalue)
+
+
+COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
+
+
+def comparisons(table: Table, name: str) -> dict[str, Comparison]:
+    """Every other row of a table against the row called `name`, by label."""
+    base = find_row(table, name)
+    if base is None:
+        return {}
+    return {row.label: compare(row, base, table.scored) for row in table.rows if row is not base}
+
+
+def versus_sheet(table: Table, name: str) -> Sheet:
+    """Differences to one method, with their interval and test."""
+    found = comparisons(table, name)
+    title = f"{table.protocol.title} · against {name}"
+    if not found:
+        why = "is alone in" if find_row(table, name) else "is not in"
+        return Sheet(title, [], [], about=[f"{name} {why} this table."])
+    lines = [Line(label, _entries(one)) for label, one in found.items()]
+    notes = [
+        f"W/T/L: wins, ties (differences below {TIE} points) and losses.",
+        "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
+        "of methods; pairs of one setting are not independent of each other.",
+    ]
+    if any(one.p is None for one in found.values()):
+        notes.append(f"No test (too few) below {ENOUGH} pairs that do not tie.")
+    about = [
+        f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
+        f"above 0 is better than {name}; interval by Student's t."
+    ]
+    return Sheet(title, COLUMNS, lines, about, notes=notes)
+
+
+def _entries(one: Comparison) -> list[Entry]:
+    interval = "" if one.low is None or one.high is None else f"{one.low:+z.2f} to {one.high:+z.2f}"
+    return [
+        Entry(str(one.pairs)),
+        Entry("" if one.difference is None else f"{one.difference:+z.2f}"),
+        Entry(interval),
+        Entry(f"{one.wins}/{one.ties}/{one.losses}"),
+        Entry("too few" if one.p is None else f"{one.p:.3g}"),
+    ]

@@ -1,0 +1,283 @@
+"""Which runs may share a table, a row and a cell, and their order; whatever is kept apart is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flnl_bench.config import NUMBERS_VERSION, key_of, whole, written
+from flnl_bench.errors import BadInput
+from flnl_bench.leaderboards.runs import Run
+
+METHODS = (
+    "fedavg",
+    "fedavg/strong",
+    "fedprox",
+    "fl-coteaching",
+    "fl-dividemix",
+    "fedcorr",
+    "fednoro",
+    "feddiv",
+    "fedfixer",
+    "fedgr",
+)
+NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")
+SETTINGS = ("clean", *NOISY)
+_KINDS = ("clean", "sym", "asym", "asym-super", "mixed", "real")
+
+
+def method_key(name: str) -> tuple[int, str]:
+    """Sorts the known methods as in the paper, then the others and the variants by name."""
+    return (METHODS.index(name) if name in METHODS else len(METHODS), name)
+
+
+def setting_key(name: str) -> tuple[int, int, str]:
+    """Sorts the paper's settings as in the paper, then the others by kind and name."""
+    if name in SETTINGS:
+        return (0, SETTINGS.index(name), name)
+    kinds = [place for place, kind in enumerate(_KINDS) if name == kind or name.startswith(f"{kind}-")]
+    return (1, kinds[-1] if kinds else len(_KINDS), name)
+
+
+def scored(rows: Iterable[Iterable[str]]) -> list[str]:
+    """The settings that Avg and rank are over, from the settings of each row.
+
+    They are the paper's six where two rows can be compared over them, however many ablations have fewer.
+    Else, of the sets of noisy settings that a row has or two rows share, it is the one whose complete rows
+    hold the most cells: so a row with a setting more, or with few of them, takes the average from no other.
+    If some of the paper's settings are in it, those alone count.
+    """
+    noisy = [frozenset(row) - {"clean"} for row in rows]
+    if not any(noisy):
+        return ["clean"]
+    if sum(row.issuperset(NOISY) for row in noisy) > 1:
+        return list(NOISY)
+
+    def order(names: frozenset[str]) -> tuple[int, int, list[tuple[int, int, str]]]:
+        complete = sum(names <= row for row in noisy)
+        return -complete * len(names), -len(names), sorted(map(setting_key, names))
+
+    shared = {one & other for one in set(noisy) for other in set(noisy)}
+    chosen = min(shared, key=order)
+    return sorted(chosen & set(NOISY) or chosen, key=setting_key)
+
+
+PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One table: a data set, a partition and everything that changes the protocol."""
+
+    dataset: str
+    partition: str
+    preset: str
+    training: Mapping[str, Any]
+    device: str
+    numbers: int
+    world: int = 0  # > 0: scenarios that are not those of the table before
+    from_files: bool = False  # imported scenarios that no run of this table's kind has generated
+
+    @functools.cached_property
+    def changed(self) -> dict[str, Any]:
+        """What differs from the preset as this version of the package has it."""
+        from flnl_bench.runs.presets import load_preset
+
+        try:
+            plain = dataclasses.asdict(load_preset(self.preset).training(self.dataset))
+        except BadInput:  # a preset that this version does not know
+            return dict(self.training)
+        names = {**plain, **self.training}
+        return {k: self.training.get(k) for k in names if whole(plain.get(k)) != whole(self.training.get(k))}
+
+    @property
+    def name(self) -> str:
+        """The protocol in a few words, different for every table of a data set and partition."""
+        changed = self.changed
+        parts = [f"{self.preset} with {written(changed)}" if changed else self.preset]
+        if self.device != "cpu":
+            parts.append(self.device)
+        if self.numbers != NUMBERS_VERSION:
+            parts.append(f"numbers version {self.numbers}")
+        if self.from_files:
+            parts.append("imported scenarios" + (f" {self.world + 1}" if self.world else ""))
+        elif self.world:
+            parts.append("other scenarios" + (f" {self.world}" if self.world > 1 else ""))
+        return " · ".join(parts)
+
+    @property
+    def title(self) -> str:
+        """The name of the table."""
+        return f"{self.dataset} · {self.partition} · {self.name}"
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether its numbers may be compared with those of the paper."""
+        return self.preset == PAPER and not self.changed and not self.world and not self.from_files
+
+    @property
+    def line(self) -> str:
+        """The protocol in a line."""
+        about = {"samples": None, **self.training}
+        images = "all images" if about["samples"] is None else f"{about['samples']} images"
+        return (
+            f"{about.get('model')}, {images}, {about.get('clients')} clients, "
+            f"{about.get('fraction')} of them a round, "
+            f"{about.get('rounds')} rounds of {about.get('epochs')} local epochs, "
+            f"batch {about.get('batch_size')}, lr {about.get('lr')}, {self.device}"
+        )
+
+
+def protocol_of(run: Run) -> Protocol:
+    """The table of a run, before scenarios are looked at."""
+    return Protocol(run.dataset, run.partition, run.preset, run.training, run.device, run.numbers)
+
+
+Cells = dict[str, dict[int, Run]]  # by setting and seed
+
+
+@dataclass
+class Line:
+    """The runs of one row: a method with one set of hyper-parameters."""
+
+    method: str
+    hyperparameters: Mapping[str, Any]
+    label: str
+    changed: Mapping[str, Any] | None = None  # hyper-parameters not as the preset has them; None: not said
+    told: str | None = None  # what a suite calls it
+    cells: Cells = field(default_factory=lambda: defaultdict(dict))
+
+
+@dataclass
+class Group:
+    """The runs of one table."""
+
+    protocol: Protocol
+    lines: list[Line]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that count."""
+        return [run for line in self.lines for seeds in line.cells.values() for run in seeds.values()]
+
+
+def group(runs: Iterable[Run]) -> tuple[list[Group], list[str]]:
+    """Tables of runs that may be compared, in the order of their names, and warnings."""
+    protocols: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        place = (run.dataset, run.partition, run.preset, run.device, run.numbers)
+        protocols[*place, key_of(run.training)].append(run)
+    groups: list[Group] = []
+    warnings: list[str] = []
+    for alike in protocols.values():
+        for (from_files, world), comparable in _worlds(alike):
+            protocol = dataclasses.replace(protocol_of(comparable[0]), world=world, from_files=from_files)
+            groups.append(Group(protocol, _lines(comparable, protocol.title, warnings)))
+    groups.sort(key=lambda g: (g.protocol.dataset, g.protocol.partition != "iid", g.protocol.title))
+    return groups, _apart(groups) + warnings
+
+
+def _worlds(runs: Sequence[Run]) -> list[tuple[tuple[bool, int], list[Run]]]:
+    """Split runs so that a setting and seed means one scenario, and generated ones meet no others.
+
+    A world is named by whether its scenarios are known from files only, and by a number: in the first
+    are the scenarios with the most runs.
+    """
+    generated = {run.fingerprint for run in runs if run.generated}
+    scenarios: dict[tuple[str, int, bool], Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        scenarios[run.setting, run.seed, run.fingerprint not in generated][run.fingerprint] += 1
+    worlds: dict[tuple[bool, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        from_files = run.fingerprint not in generated
+        counts = scenarios[run.setting, run.seed, from_files]
+        ordered = sorted(counts, key=lambda f: (-counts[f], f))
+        worlds[from_files, ordered.index(run.fingerprint)].append(run)
+    return sorted(worlds.items(), key=lambda world: world[0])
+
+
+def _lines(runs: Iterable[Run], title: str, warnings: list[str]) -> list[Line]:
+    """The rows of a table in order; one run a cell and seed."""
+    lines: dict[tuple[object, ...], Line] = {}
+    again: list[str] = []
+    for run in runs:
+        line = lines.setdefault(
+            (run.method, key_of(run.hyperparameters)), Line(run.method, run.hyperparameters, run.method)
+        )
+        line.changed = run.changed if line.changed is None else line.changed
+        line.told = line.told or run.label
+        other = line.cells[run.setting].get(run.seed)
+        if other is None:
+            line.cells[run.setting][run.seed] = run
+            continue
+        last, first = (run, other) if run.ended > other.ended else (other, run)
+        line.cells[run.setting][run.seed] = last
+        if last.values != first.values:
+            again.append(f"{first.path} ({last.path} ended later)")
+    if again:
+        warnings.append(
+            f"{title}: left out, because the same run is there with other numbers: {'; '.join(again)}"
+        )
+    _label(lines.values(), title, warnings)
+    return sorted(lines.values(), key=lambda line: (method_key(line.method), line.label))
+
+
+def _label(lines: Iterable[Line], title: str, warnings: list[str]) -> None:
+    """Name rows by what is changed about their method, else by that in which rows of one method differ."""
+    methods: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        methods[line.method].append(line)
+    for method, same in methods.items():
+        told = [_told(line) for line in same]
+        if len(same) == 1:
+            same[0].label = told[0] or method
+            continue
+        names = list(dict.fromkeys(name for line in same for name in line.hyperparameters))
+        differ = [n for n in names if len({repr(whole(line.hyperparameters.get(n))) for line in same}) > 1]
+        known = None not in told and len(set(told)) == len(told)
+        for line, name in zip(same, told, strict=True):
+            values = ", ".join(f"{n}={whole(line.hyperparameters.get(n, '–'))}" for n in differ)
+            line.label = name if known and name else f"{method} {values}"
+        warnings.append(f"{title}: {method} has {len(same)} rows, because of different {', '.join(differ)}")
+
+
+def _told(line: Line) -> str | None:
+    """The name of a row whose runs say what was changed."""
+    if line.changed is None:
+        return None
+    if not line.changed:
+        return line.method
+    if line.told is None or line.told == line.method:
+        return f"{line.method} {written(line.changed)}"
+    return line.told if line.told.startswith(line.method) else f"{line.method} [{line.told}]"
+
+
+def _apart(groups: Sequence[Group]) -> list[str]:
+    """Say which tables of one data set and partition are apart, and why."""
+    places: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    for one in groups:
+        places[one.protocol.dataset, one.protocol.partition].append(one)
+    return [
+        f"{dataset} · {partition}: {len(apart)} tables, because {' and '.join(_reasons(apart))} differ: "
+        + " | ".join(f"{one.protocol.name} ({len(one.runs)} runs)" for one in apart)
+        for (dataset, partition), apart in places.items()
+        if len(apart) > 1
+    ]
+
+
+def _reasons(groups: Sequence[Group]) -> list[str]:
+    protocols = [one.protocol for one in groups]
+    aspects: dict[str, set[object]] = {
+        "presets": {p.preset for p in protocols},
+        "protocols": {(p.preset, key_of(p.training)) for p in protocols},
+        "devices": {p.device for p in protocols},
+        "number versions": {p.numbers for p in protocols},
+        "scenario fingerprints": {(p.from_files, p.world) for p in protocols},
+    }
+    if len(aspects["protocols"]) == len(aspects["presets"]):
+        del aspects["protocols"]
+    return [name for name, values in aspects.items() if len(values) > 1]

@@ -1,0 +1,194 @@
+"""The backbones of the networks, and how they are built by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flnl_bench.errors import BadInput, MissingData, unknown
+from flnl_bench.models import MODELS
+from flnl_bench.models.network import Network
+
+NORMS = ("batch", "group")
+
+
+def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the size up to its stride; no bias, as a normalisation follows."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def normalisation(norm: str, channels: int) -> nn.Module:
+    """BatchNorm, or GroupNorm with groups of at least four channels and at most 32 groups."""
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    if norm == "group":
+        most = max(1, min(32, channels // 4))
+        return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if channels % groups == 0), channels)
+    raise unknown("norm", norm, NORMS)
+
+
+def initialise(module: nn.Module) -> None:
+    """Draw the weights of all convolutions as He et al. (2015) do, by their fan-out."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
+class TinyCNN(nn.Module):
+    """Three convolutions, each with normalisation and ReLU, and the mean over all places.
+
+    With a width of 16 it separates the losses of right and wrong labels so badly that no sieve works.
+    """
+
+    def __init__(self, channels: int, norm: str, width: int = 32) -> None:
+        super().__init__()
+        self.feature_size = 4 * width
+        layers: list[nn.Module] = []
+        for inputs, outputs, stride in (
+            (channels, width, 1),
+            (width, 2 * width, 2),
+            (2 * width, 4 * width, 2),
+        ):
+            layers += [
+                convolution(inputs, outputs, stride=stride),
+                normalisation(norm, outputs),
+                nn.ReLU(inplace=True),
+            ]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features [B, 4·width] of images of any size."""
+        return self.layers(x).mean((2, 3))
+
+
+class PaddedShortcut(nn.Module):
+    """The identity where the block halves the size and adds channels, without weights."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Every `stride`-th pixel, with zero channels on both sides."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions around which the input is led."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str, projection: bool) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, stride=stride)
+        self.first_norm = normalisation(norm, outputs)
+        self.second = convolution(outputs, outputs)
+        self.second_norm = normalisation(norm, outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.shortcut = (
+                nn.Sequential(convolution(inputs, outputs, 1, stride), normalisation(norm, outputs))
+                if projection
+                else PaddedShortcut(inputs, outputs, stride)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rectified sum of the two ways."""
+        inner = F.relu(self.first_norm(self.first(x)), inplace=True)
+        return F.relu(self.second_norm(self.second(inner)).add_(self.shortcut(x)), inplace=True)
+
+
+class ResNet(nn.Module):
+    """A 3×3 stem, stages of residual blocks that halve the size, and the mean over all places."""
+
+    def __init__(
+        self,
+        channels: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        norm: str,
+        projection: bool,
+        stride: int = 1,
+    ) -> None:
+        super().__init__()
+        width = widths[0]
+        self.stem = nn.Sequential(
+            convolution(channels, width, stride=stride), normalisation(norm, width), nn.ReLU(inplace=True)
+        )
+        stages = []
+        for number, (wide, count) in enumerate(zip(widths, blocks, strict=True)):
+            for place in range(count):
+                stride = 2 if number > 0 and place == 0 else 1
+                stages.append(Block(width, wide, stride, norm, projection))
+                width = wide
+        self.blocks = nn.Sequential(*stages)
+        self.feature_size = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of images of any size."""
+        return self.blocks(self.stem(x)).mean((2, 3))
+
+
+def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet:
+    """The network of 6n + 2 layers, n blocks a stage; `stride` is that of the stem."""
+    return ResNet(channels, (16, 32, 64), [(depth - 2) // 6] * 3, norm, projection=False, stride=stride)
+
+
+def wide_resnet(blocks: Sequence[int], channels: int, norm: str) -> ResNet:
+    """The network of 64 to 512 channels with these blocks a stage."""
+    return ResNet(channels, (64, 128, 256, 512), blocks, norm, projection=True)
+
+
+def build_network(name: str, channels: int, classes: int, norm: str, pretrained: bool) -> Network:
+    """The network called `name`; see `flnl_bench.models.make_network`."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    if norm not in NORMS:
+        raise unknown("norm", norm, NORMS)
+    if pretrained and name != "resnet50":
+        raise BadInput(f"{name} has no ImageNet weights (only resnet50 has)")
+    if name == "resnet50":
+        return Network(_resnet50(channels, norm, pretrained), 2048, classes)
+    backbone = _small_backbone(name, channels, norm)
+    initialise(backbone)
+    return Network(backbone, backbone.feature_size, classes)
+
+
+def _small_backbone(name: str, channels: int, norm: str) -> TinyCNN | ResNet:
+    if name in ("tiny-cnn", "tiny-cnn-16"):
+        return TinyCNN(channels, norm, 32 if name == "tiny-cnn" else 16)
+    if name in ("resnet18", "resnet34"):
+        return wide_resnet({"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[name], channels, norm)
+    depth, stride = {"resnet8": (8, 1), "resnet8-half": (8, 2), "resnet20": (20, 1)}[name]
+    return thin_resnet(depth, channels, norm, stride)
+
+
+def _resnet50(channels: int, norm: str, pretrained: bool) -> nn.Module:
+    """torchvision's ResNet-50 without its head."""
+    if pretrained and (channels, norm) != (3, "batch"):
+        raise BadInput("the ImageNet weights of resnet50 need three channels and the norm 'batch'")
+    from torchvision.models import resnet50  # seconds to import, so only when asked for
+
+    backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
+    if channels != 3:
+        backbone.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        initialise(backbone.conv1)
+    if pretrained:
+        backbone.load_state_dict(_imagenet_weights())
+    backbone.fc = nn.Identity()
+    return backbone
+
+
+def _imagenet_weights() -> dict[str, object]:
+    from torchvision.models import ResNet50_Weights
+
+    weights = ResNet50_Weights.IMAGENET1K_V1
+    try:
+        return weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:
+        raise MissingData(
+            f"the ImageNet weights of resnet50 could not be fetched ({error}); "
+            f"put {weights.url} into torch's cache folder (TORCH_HOME) or train without them"
+        ) from None

@@ -1,0 +1,169 @@
+"""From what a user asks for to a run that can be played: every name checked, every value resolved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flnl_bench.config import RunConfig, Training
+from flnl_bench.data import Dataset, dataset_name, load_dataset
+from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.registry import Registry, default_registry, values_of
+from flnl_bench.runs.presets import load_preset
+from flnl_bench.scenario import (
+    Scenario,
+    check_dataset,
+    load_scenario,
+    make_scenario,
+    parse_partition,
+    parse_setting,
+)
+
+if TYPE_CHECKING:
+    from flnl_bench.api import Method
+    from flnl_bench.data.clothing import Progress
+    from flnl_bench.runs.play import Run
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; the rest comes from the preset."""
+
+    method: str
+    setting: str = "sym-1.0"
+    dataset: str = "digits"
+    partition: str = "iid"
+    preset: str = "quick"
+    seed: int = 1
+    device: str = "auto"
+    devices: tuple[str, ...] = ()  # of worker processes, as cuda:0; changes no number
+    workers: int | None = None  # worker processes; changes no number
+    training: Mapping[str, Any] = field(default_factory=dict)  # changes of the protocol, e.g. rounds
+    changes: Mapping[str, str] = field(default_factory=dict)  # changes of hyper-parameters, as text
+    scenario: Path | None = None  # use this exported scenario
+    data_dir: Path | None = None
+    out: Path = Path("results/runs")
+    label: str | None = None  # what a suite calls it; changes no number
+
+
+@functools.lru_cache(maxsize=1)
+def _dataset(name: str, data_dir: Path | None, progress: Progress | None) -> Dataset:
+    return load_dataset(name, data_dir, progress)
+
+
+def describe(
+    request: Request,
+    registry: Registry | None = None,
+    given: Scenario | None = None,
+    device: str | None = None,
+) -> tuple[RunConfig, Method]:
+    """The configuration of a run, which names its folder, and the method; no data are read.
+
+    Args:
+        request: what the user asked for.
+        registry: where methods are found.
+        given: the imported scenario of the request, if it has one.
+        device: the kind of device that the run will find elsewhere; else chosen on this machine.
+    """
+    from flnl_bench.engine.devices import choose_devices
+
+    registry = registry or default_registry()
+    preset = load_preset(request.preset)
+    dataset = given.dataset if given else dataset_name(request.dataset)
+    base = registry.method_class(request.method).name
+    method = registry.make(request.method, preset.hyperparameters(dataset, base), request.changes)
+    device = device or choose_devices(request.device, request.devices, request.workers).server.type
+    fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
+    training = preset.training(dataset, **request.training, **fixed)
+    _check_network(training)
+    if training.samples is not None and not given:
+        parse_partition(request.partition).check(training.samples, training.clients)
+    config = RunConfig(
+        method=request.method,
+        dataset=dataset,
+        partition=given.partition if given else parse_partition(request.partition).name,
+        setting=given.setting if given else parse_setting(request.setting).name,
+        preset=request.preset,
+        seed=request.seed,
+        device=device,
+        training=training,
+        hyperparameters=values_of(method),
+        scenario=given.fingerprint if given else None,
+    )
+    return config, method
+
+
+def changed_values(
+    method: str, dataset: str, preset: str, values: Mapping[str, Any], registry: Registry | None = None
+) -> dict[str, Any]:
+    """The hyper-parameters that are not as the preset and the variant have them; a missing one is."""
+    registry = registry or default_registry()
+    given = load_preset(preset).hyperparameters(dataset, registry.method_class(method).name)
+    plain = values_of(registry.make(method, given, {}))
+    return {k: v for k, v in values.items() if k not in plain or plain[k] != v}
+
+
+def prepare(request: Request, registry: Registry | None = None, progress: Progress | None = None) -> Run:
+    """Check the request, load the data, make the scenario and the method.
+
+    Args:
+        request: what the user asked for.
+        registry: where methods are found.
+        progress: called as (what, done, total) while a large data set is decoded.
+    """
+    from flnl_bench.engine.devices import check_precision, choose_devices
+    from flnl_bench.runs.play import Run
+
+    given = load_scenario(request.scenario) if request.scenario else None
+    config, method = describe(request, registry, given)
+    check_precision(config.device, config.training.precision)
+    dataset = _dataset(config.dataset, request.data_dir, progress)
+    if given:
+        check_dataset(given, dataset)
+    scenario = given or federate(request, config, dataset)
+    changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
+    devices = choose_devices(request.device, request.devices, request.workers)
+    return Run(config, method, dataset, scenario, request.out, devices, changed, request.label)
+
+
+def _check_network(training: Training) -> None:
+    """Refuse an unknown network before anything is written."""
+    from flnl_bench.models import MODELS
+    from flnl_bench.models.backbones import NORMS
+
+    if training.model not in MODELS:
+        raise unknown("model", training.model, MODELS)
+    if training.norm not in NORMS:
+        raise unknown("norm", training.norm, NORMS)
+    if training.pretrained and (training.model, training.norm) != ("resnet50", "batch"):
+        raise BadInput("ImageNet weights are there for --model resnet50 with --norm batch only")
+
+
+def federate(request: Request, config: RunConfig, dataset: Dataset) -> Scenario:
+    """The scenario of a run that brings none."""
+    training, asked = config.training, request.training.get("samples")
+    return generate(
+        dataset, config.partition, config.setting, training.clients, config.seed, training.samples, asked
+    )
+
+
+def generate(
+    dataset: Dataset,
+    partition: str,
+    setting: str,
+    clients: int,
+    seed: int,
+    samples: int | None,
+    asked: int | None = None,
+) -> Scenario:
+    """The scenario of a protocol; only a preset's subset, not one that is asked for, may exceed the data."""
+    most = len(dataset.train_y)
+    require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
+    if samples is not None and samples >= most:
+        samples = None
+    return make_scenario(
+        dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples
+    )
