@@ -95,8 +95,8 @@ def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
 
 
 def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
-    from flnl_bench.runs import resolve
     from flnl_bench.errors import BadInput
+    from flnl_bench.runs import resolve
 
     prepare = resolve.prepare
 
