@@ -5,7 +5,7 @@ from pathlib import Path
 from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import make_grid
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "suites"
 GOOD = 'methods = ["fedavg"]\nsettings = ["clean"]\n'
 TINY = "[training]\nsamples = 200\nclients = 4\nfraction = 0.5\nrounds = 2\nepochs = 1\n"
 

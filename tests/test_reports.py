@@ -8,7 +8,7 @@ import pytest
 from command_line import flnl, tiny
 from synthetic_runs import write_grid, write_run
 
-from benchmarks import class_recall, costs, diagnostics, ordering
+from benchmarks.reports import class_recall, costs, diagnostics, ordering
 
 
 @pytest.fixture

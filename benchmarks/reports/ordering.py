@@ -1,6 +1,6 @@
 """Who is above FedAvg, here and in the FedGR paper's table for CIFAR-10, as Markdown.
 
-    python benchmarks/ordering.py results/runs --dataset digits
+    python -m benchmarks.reports.ordering results/runs --dataset digits
 
 A cell has the difference to FedAvg in points of last-10, here (mean over the seeds that both have) and in
 the paper; where one is above zero and the other below, it is bold.

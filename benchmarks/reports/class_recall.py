@@ -1,6 +1,6 @@
 """Which classes a method's sieve throws away: the share of right labels that it calls clean, class by class.
 
-    python benchmarks/class_recall.py results/runs --method fedgr
+    python -m benchmarks.reports.class_recall results/runs --method fedgr
 
 One row a run, from its beliefs.npz: classes in their order, "-" where nothing was judged.
 """

@@ -1,6 +1,6 @@
 """What a visit of a client cost, measured, next to the FedGR paper's formulas.
 
-    python benchmarks/costs.py results/runs --setting sym-1.0 --partition iid
+    python -m benchmarks.reports.costs results/runs --setting sym-1.0 --partition iid
 
 Bytes are per client of a round: whole models (M, weights and statistics) and bytes beside them. Passes are
 per sample of these clients, where E is the number of local epochs. For every run its first round, its last

@@ -1,6 +1,6 @@
 """How long the leaderboard takes for many runs, made in a temporary folder.
 
-    python benchmarks/leaderboard_scale.py --runs 5000
+    python -m benchmarks.speed.leaderboard_scale --runs 5000
 
 The time is that of `flnl-bench leaderboard` as a process of its own, with start and statistics; two
 calls show how far it can be trusted.

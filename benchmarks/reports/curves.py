@@ -1,6 +1,6 @@
 """Draws test accuracy by round, a panel for each partition and setting, a line for each method.
 
-    python benchmarks/curves.py results/runs --dataset cifar10 --output curves.svg
+    python -m benchmarks.reports.curves results/runs --dataset cifar10 --output curves.svg
 
 Lines are means over seeds. Needs matplotlib, which the project itself does without.
 """

@@ -1,6 +1,6 @@
 """What a round of one method costs in rounds of another, measured side by side.
 
-    python benchmarks/round_cost.py fedgr fedavg/strong --dataset digits --rounds 10
+    python -m benchmarks.speed.round_cost fedgr fedavg/strong --dataset digits --rounds 10
 
 Both run in one process on one scenario, a round of one after a round of the other; CPU time of the
 training alone counts (the test after each round is the same for both). The median of the ratios is

@@ -1,6 +1,6 @@
 """What methods knew at the end of training: diagnostics of the last round, as Markdown.
 
-    python benchmarks/diagnostics.py results/runs --names sieve_f_score label_accuracy
+    python -m benchmarks.reports.diagnostics results/runs --names sieve_f_score label_accuracy
 
 A cell is the mean over seeds with the least and the most in brackets; "-" where nothing is known.
 """

@@ -1,0 +1,1 @@
+"""Scripts that turn recorded runs into the tables and curves of docs/."""
