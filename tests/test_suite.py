@@ -65,7 +65,7 @@ def test_the_papers_tables_have_its_axes(name):
 
 
 def test_the_example_of_the_documentation_is_a_suite(tmp_path):
-    text = (BENCHMARKS.parent / "docs" / "suites.md").read_text()
+    text = (BENCHMARKS.parents[1] / "docs" / "suites.md").read_text()
     example = text.split("```toml\n")[1].split("```")[0]
     assert len(grid_of(example, tmp_path)) == (3 + 1 + 6 - 1) * 2 * 2 * 3  # a sweep passes the defaults
 
