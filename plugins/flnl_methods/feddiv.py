@@ -29,7 +29,14 @@ import torch
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
-from flnl_bench.numerics import bounded_cross_entropy, mixed, mixup_cross_entropy, uniform_penalty, with_mixup
+from flnl_bench.numerics import (
+    bounded_cross_entropy,
+    min_max_scaled,
+    mixed,
+    mixup_cross_entropy,
+    uniform_penalty,
+    with_mixup,
+)
 
 Filter = np.ndarray  # W as float64 [3, 2]: means, variances, shares; the clean component first
 
@@ -147,7 +154,7 @@ class FedDiv(Method):
             return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
 
         losses, top, guess = client.map(look)  # guess: ŷ
-        x = scaled(losses)
+        x = min_max_scaled(losses.cpu().numpy())
         posterior = np.ones(client.size) if x is None else clean_posterior(x, client.inbox["filter"])  # γ
         clean = torch.from_numpy(posterior > 0.5).to(device)
         ratio = int((~clean).sum()) / client.size  # δ_k
@@ -215,7 +222,7 @@ class FedDiv(Method):
         logits, losses = client.map(look)
         self.update_bias(logits, state)
         state["visits"] += 1
-        x = scaled(losses)
+        x = min_max_scaled(losses.cpu().numpy())
         return {} if x is None else {"filter": fit_filter(x, start, self.em_steps)}
 
     def update_bias(self, logits: Tensor, state: State) -> None:
@@ -247,13 +254,6 @@ def debiased(logits: Tensor, prior: Tensor, xi: float, floor: float = 1e-8) -> T
 
 
 # -- the filter --------------------------------------------------------------------------------------
-def scaled(losses: Tensor) -> np.ndarray | None:
-    """A client's losses between 0 and 1; None where they are all equal and say nothing."""
-    x = losses.cpu().numpy().astype(np.float64)
-    low, span = x.min(), np.ptp(x)
-    return (x - low) / span if span > 1e-6 else None  # false for NaN too
-
-
 def responsibilities(x: np.ndarray, mixture: Filter) -> np.ndarray:
     """Posterior of both components [n, 2], in log space: variances may be tiny."""
     means, variances, shares = mixture

@@ -35,7 +35,7 @@ from flnl_bench import (
     mix_into,
     network_weights,
 )
-from flnl_bench.numerics import kl_divergence, loss_mixture, soft_cross_entropy
+from flnl_bench.numerics import clients_in_turn, kl_divergence, loss_mixture, soft_cross_entropy
 
 FLOOR = 5e-4  # added to the variances of the mixture
 
@@ -83,17 +83,13 @@ class FedGR(Method):
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
         """α, the number of warm-up rounds."""
-        return max(round(self.warmup_share * terms.rounds), math.ceil(terms.clients / terms.sampled))
+        return max(round(self.warmup_share * terms.rounds), terms.rounds_for_all)
 
     def sample(self, server: Server) -> list[int]:
-        """In the warm-up a shuffled list of all clients, walked in slices; then uniform draws."""
-        t, terms = server.round, server.terms
-        if t >= self.warmup(terms) or self.warmup_sampling == "with":
+        """In the warm-up all clients in turn; then uniform draws."""
+        if server.round >= self.warmup(server.terms) or self.warmup_sampling == "with":
             return super().sample(server)
-        slices = math.ceil(terms.clients / terms.sampled)
-        order = server.stream("warm-up", t // slices).permutation(terms.clients)
-        first = t % slices * terms.sampled
-        return [int(k) for k in order[first : first + terms.sampled]]
+        return clients_in_turn(server, "warm-up")
 
     def views(self) -> tuple[str, ...]:
         """x^s, and x^w if the teacher looks at every batch anew."""

@@ -19,7 +19,6 @@ distillation, b and e its first and last ramp-up round, A mean losses [K, C], D_
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -41,7 +40,7 @@ from flnl_bench import (
     Weights,
     bounded,
 )
-from flnl_bench.numerics import average, is_finite
+from flnl_bench.numerics import average, class_counts, is_finite, two_gaussians
 
 Covariance = Literal["full", "diag", "spherical"]
 
@@ -72,8 +71,8 @@ class FedNoRo(Method):
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
         """T1; at most half of the rounds."""
-        visiting = math.ceil(terms.clients / terms.sampled)
-        return min(max(round(self.warmup_share * terms.rounds), 5, visiting), terms.rounds // 2)
+        share = round(self.warmup_share * terms.rounds)
+        return min(max(share, 5, terms.rounds_for_all), terms.rounds // 2)
 
     def ramp_end(self, terms: Terms) -> int:
         """e."""
@@ -139,7 +138,7 @@ class FedNoRo(Method):
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
         """The class counts n_kc of the labels that are trained on."""
-        return {"counts": F.one_hot(client.y, client.terms.classes).sum(0)}
+        return {"counts": class_counts(client.y, client.terms.classes)}
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
         """The adjustment of the logits in training."""
@@ -239,13 +238,8 @@ def vote(profiles: np.ndarray, fits: int = 9, covariance: Covariance = "full") -
 
 def noisy_group(profiles: np.ndarray, seed: int, covariance: Covariance) -> frozenset[int]:
     """The clients of the component whose mean losses are larger in sum."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-
-    fit = GaussianMixture(2, covariance_type=covariance, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        component = fit.fit_predict(profiles)
+    fit = two_gaussians(profiles, covariance=covariance, seed=seed)
+    component = fit.predict(profiles)
     return frozenset(int(k) for k in np.flatnonzero(component == fit.means_.sum(1).argmax()))
 
 
