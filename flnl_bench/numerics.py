@@ -85,7 +85,7 @@ def class_counts(y: Tensor, classes: int) -> Tensor:
 
 # -- mixtures ------------------------------------------------------------------------------------------
 class Mixture(NamedTuple):
-    """The clean side of a two-component Gaussian mixture over losses."""
+    """A two-component Gaussian mixture over losses, the clean side first."""
 
     clean_probability: np.ndarray  # [n], posterior of the component with the smaller mean
     means: tuple[float, float]  # smaller first
