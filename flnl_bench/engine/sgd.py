@@ -65,7 +65,7 @@ class SGD:
             for name in live.keys() - self._momenta.keys():
                 self._momenta[name] = torch.zeros_like(live[name])  # makes the first step like any other
             momenta = [self._momenta[name] for name in live]
-        # Private, but what torch.optim.SGD(fused=True) calls; a test that compares them would notice a change.
+        # Private, but what torch.optim.SGD(fused=True) calls; the test that compares them would tell.
         torch._fused_sgd_(
             list(live.values()),
             [p.grad for p in live.values() if p.grad is not None],
