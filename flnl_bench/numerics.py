@@ -21,6 +21,8 @@ from flnl_bench.errors import BadInput
 if TYPE_CHECKING:
     from flnl_bench.api import Server, Step, Terms
 
+Covariance = Literal["full", "diag", "spherical"]  # of a mixture's components
+
 HIGHEST_FORGET_RATE = 0.95  # dropping everything leaves nothing to learn from
 
 
@@ -99,7 +101,7 @@ def two_gaussians(
     max_iter: int = 100,
     tol: float = 1e-3,
     reg_covar: float = 1e-6,
-    covariance: Literal["full", "diag", "spherical"] = "full",
+    covariance: Covariance = "full",
     seed: int = 0,
 ) -> Any:
     """scikit-learn's GaussianMixture of two components, fitted to the rows of x [n, d].

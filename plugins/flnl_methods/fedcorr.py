@@ -75,7 +75,7 @@ class Schedule(NamedTuple):
         return self.iterations * self.visiting
 
     def stage(self, t: int) -> int:
-        """The stage of round t."""
+        """1, 2 or 3, the stage that round t belongs to."""
         return 1 if t < self.preprocessing else 2 if t < self.preprocessing + self.finetuning else 3
 
 
@@ -329,7 +329,7 @@ def note_scores(scores: np.ndarray, updates: Sequence[Update]) -> None:
 
 # -- local intrinsic dimension -------------------------------------------------------------------------
 class Dimension(NamedTuple):
-    """The LID score of a client."""
+    """The score by which clients are split: the mean LID of a client's rows."""
 
     mean: float | None  # None where it is not defined
     dropped: float  # share of the rows that were left out of the mean

@@ -88,7 +88,7 @@ class FedDiv(Method):
         return max(1, round(self.visits_share * terms.fraction * terms.rounds))
 
     def regularisation(self, client: Client) -> float:
-        """η in this round."""
+        """η in this round: 0 in the warm-up, and by default for IID partitions."""
         if client.round < self.warmup(client.terms):
             return 0.0
         return float(not client.terms.iid) if self.eta is None else self.eta
@@ -227,6 +227,7 @@ class FedDiv(Method):
 
     def update_bias(self, logits: Tensor, state: State) -> None:
         """ỹ under the old p_k; then p_k ← m·p_k + (1 − m)·mean prediction."""
+        # Cached for the next visit, as in the released code; the paper looks anew in every epoch.
         state["debiased"] = debiased(logits, state["prior"], self.debias, self.prior_floor).argmax(1)
         state["prior"] = self.momentum * state["prior"] + (1 - self.momentum) * logits.softmax(1).mean(0)
 

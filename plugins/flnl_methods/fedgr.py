@@ -144,6 +144,7 @@ class FedGR(Method):
         """One look at the own data with the global model, then refine labels and revise the teacher."""
         received, state, scratch = client.received, client.state, client.scratch
 
+        # Features and pseudo labels from x^w; the sieve's losses from the plain image, in a second pass.
         features, logits = client.map(lambda batch: received.both(batch.x), views=(self._weak,))
         if self.sieve == "federated":
             self._remember(client.map(lambda b: F.cross_entropy(received(b.x), b.y, reduction="none")), state)
@@ -197,10 +198,10 @@ class FedGR(Method):
         features, logits = model.both(batch.x)
         total = soft_cross_entropy(logits, scratch["target"][batch.index])
         if self.lambda_b and client.round >= self.warmup(client.terms):
-            guide = self._teacher_logits(batch, scratch)
+            guide = self._teacher_logits(batch, scratch)  # B, zero in the warm-up
             total = total + self.lambda_b * kl_divergence(guide, logits, self.temperature)
         if self.lambda_r:
-            anchor = scratch["features"][batch.index]
+            anchor = scratch["features"][batch.index]  # R, from round 0 on
             total = total + self.lambda_r * kl_divergence(anchor, features, self.temperature)
         return total
 
@@ -211,7 +212,7 @@ class FedGR(Method):
             return scratch["teacher"](batch.views[1])
 
     def on_step(self, model: nn.Module, client: Client) -> None:
-        """The EMA of the local model."""
+        """w_ema ← γ_l·w_ema + (1 − γ_l)·w_k: between two revisions the teacher follows the local model."""
         mix_into(client.state["teacher"], client.scratch["live"], self.gamma_l)
 
     def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:

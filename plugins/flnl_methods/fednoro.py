@@ -40,9 +40,7 @@ from flnl_bench import (
     Weights,
     bounded,
 )
-from flnl_bench.numerics import average, class_counts, is_finite, two_gaussians
-
-Covariance = Literal["full", "diag", "spherical"]
+from flnl_bench.numerics import Covariance, average, class_counts, is_finite, two_gaussians
 
 
 class FedNoRo(Method):
@@ -75,7 +73,7 @@ class FedNoRo(Method):
         return min(max(share, 5, terms.rounds_for_all), terms.rounds // 2)
 
     def ramp_end(self, terms: Terms) -> int:
-        """e."""
+        """e, the round from which λ_t is a: the last of the first half, if the warm-up leaves it time."""
         return max(terms.rounds // 2 - 1, self.warmup(terms) + 1)
 
     def distillation(self, terms: Terms, t: int) -> float:
@@ -141,7 +139,7 @@ class FedNoRo(Method):
         return {"counts": class_counts(client.y, client.terms.classes)}
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
-        """The adjustment of the logits in training."""
+        """What LA adds to the logits, in training only: teacher, detection and test have the raw ones."""
         client.scratch["adjustment"] = log_prior(client.state["counts"], self.tau)
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
@@ -150,6 +148,7 @@ class FedNoRo(Method):
         logits = model(batch.x)
         if not client.inbox.get("noisy", False):
             return F.cross_entropy(logits + adjustment, batch.y, reduction="none")
+        # Not once a round, as FedGR has it: the teacher looks at the augmented image that the student sees.
         with torch.no_grad():
             guide = (client.received(batch.x) / self.temperature).softmax(1)
         return distilled(logits, batch.y, adjustment, guide, client.inbox["distillation"])
@@ -202,7 +201,7 @@ def ramp(t: int, begin: int, end: int, sharpness: float = 5.0) -> float:
 
 # -- detection -----------------------------------------------------------------------------------------
 class Split(NamedTuple):
-    """The outcome of a vote."""
+    """The set of noisy clients that a vote of mixtures found, and how sure it was."""
 
     noisy: frozenset[int]
     votes: int  # mixtures that found this very set
@@ -256,7 +255,7 @@ def model_distance(a: Weights, b: Weights, kind: Literal["tensorsum", "global"] 
 
 
 def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> list[float]:
-    """n_k·exp(−D_k / max D), scaled to sum to one."""
+    """n_k·exp(−D_k / max D), scaled to sum to one: the farthest model counts 1/e of its size, however far."""
     farthest = max(distances) or 1.0
     shares = [n * math.exp(-d / farthest) for n, d in zip(sizes, distances, strict=True)]
     return [share / sum(shares) for share in shares]
