@@ -8,6 +8,7 @@ goes through `inbox`, `upload`, `Federation.visit` or the weights, and the engin
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, dataclass_transform
@@ -42,6 +43,11 @@ class Terms:
     def sampled(self) -> int:
         """m, the number of clients in a round."""
         return max(1, int(self.fraction * self.clients + 1e-9))
+
+    @property
+    def rounds_for_all(self) -> int:
+        """⌈K/m⌉, the rounds in which every client could be called once."""
+        return math.ceil(self.clients / self.sampled)
 
 
 @dataclass(frozen=True)

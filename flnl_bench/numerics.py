@@ -1,4 +1,7 @@
-"""Numerics that several methods share: averages, soft losses, mixtures of losses."""
+"""Pieces that several methods share: weights, losses, mixtures, MixUp, small losses, schedules.
+
+The one place for them: methods import from here and never from each other.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,30 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from flnl_bench.errors import BadInput
 
 if TYPE_CHECKING:
-    from flnl_bench.api import Step
+    from flnl_bench.api import Server, Step, Terms
+
+Covariance = Literal["full", "diag", "spherical"]  # of a mixture's components
+
+HIGHEST_FORGET_RATE = 0.95  # dropping everything leaves nothing to learn from
 
 
+# -- weights -------------------------------------------------------------------------------------------
 @torch.no_grad()
 def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """The weighted mean of models, BatchNorm statistics included; shares need not sum to one."""
     total = float(sum(shares))
+    # The product makes new tensors, so no model is written to; the others are added in place, with one
+    # kernel for all tensors of a model instead of one for each.
     mean = {name: tensor * (shares[0] / total) for name, tensor in weights[0].items()}
     for model, share in zip(weights[1:], shares[1:], strict=True):
         torch._foreach_add_(list(mean.values()), [model[name] for name in mean], alpha=share / total)
@@ -28,10 +40,18 @@ def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) ->
 
 
 def is_finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether no weight is NaN or infinite."""
+    """Whether no weight is NaN or infinite; it waits for the device, so not for use in a step."""
     return all(bool(torch.isfinite(w).all()) for w in weights.values())
 
 
+def squared_distances(model: nn.Module, anchor: nn.Module) -> Tensor:
+    """‖w − w_a‖² of every parameter tensor [P], for a proximal term; only `model` gets a gradient."""
+    # Parameters, not weights: a pull on running statistics has no gradient and would only add a constant.
+    pairs = zip(model.parameters(), anchor.parameters(), strict=True)
+    return torch.stack([(w - fixed.detach()).square().sum() for w, fixed in pairs])
+
+
+# -- losses --------------------------------------------------------------------------------------------
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """−Σ_c target_c · log softmax(logits)_c per example; the target need not sum to one."""
     return -(target * F.log_softmax(logits, dim=1)).sum(1)
@@ -39,18 +59,66 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def kl_divergence(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(softmax(teacher/τ) ‖ softmax(student/τ)) per example, without a τ² factor."""
+    # Both sides as logarithms: p·(ln p − ln q) is 0, not NaN, where p underflows.
     log_p = F.log_softmax(teacher / temperature, dim=1)
     log_q = F.log_softmax(student / temperature, dim=1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
+def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of a softmax over *probabilities*: ln Σ_c exp(p_c) − p_y, a range of width one.
+
+    FedCorr's code feeds softmax outputs into a cross-entropy that applies softmax again, and FedDiv
+    inherits it.
+    """
+    return F.cross_entropy(probabilities, y, reduction="none")
+
+
+def uniform_penalty(logits: Tensor) -> Tensor:
+    """KL(uniform ‖ mean prediction of the batch): Σ_c (1/C)·ln((1/C)/q_c)."""
+    mean = logits.softmax(1).mean(0).clamp_min(1e-8)  # a class that is never predicted: ln 0 = −∞
+    return -(mean.log() + math.log(len(mean))).mean()
+
+
+def class_counts(y: Tensor, classes: int) -> Tensor:
+    """How often each class occurs among labels, int64 [C]."""
+    return F.one_hot(y, classes).sum(0)  # bincount reads its size on the host and varies on CUDA
+
+
+# -- mixtures ------------------------------------------------------------------------------------------
 class Mixture(NamedTuple):
-    """The clean side of a two-component Gaussian mixture over losses."""
+    """A two-component Gaussian mixture over losses, the clean side first."""
 
     clean_probability: np.ndarray  # [n], posterior of the component with the smaller mean
     means: tuple[float, float]  # smaller first
     variances: tuple[float, float]
     shares: tuple[float, float]
+
+
+def two_gaussians(
+    x: np.ndarray,
+    *,
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    reg_covar: float = 1e-6,
+    covariance: Covariance = "full",
+    seed: int = 0,
+) -> Any:
+    """scikit-learn's GaussianMixture of two components, fitted to the rows of x [n, d].
+
+    The options are part of a method: with tol=1e-2, as some authors have it, EM stops after about four
+    steps, and 1.5 % of the samples are on the other side than after a fit that converged.
+    """
+    # Imported here: it takes as long as importing torch, and many runs need no mixture.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    fit = GaussianMixture(
+        2, covariance_type=covariance, max_iter=max_iter, tol=tol, reg_covar=reg_covar, random_state=seed
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # stopping at max_iter is what the papers do
+        return fit.fit(x)
 
 
 def loss_mixture(
@@ -60,20 +128,15 @@ def loss_mixture(
 
     That is: fewer than two values, equal or non-finite values, an empty component or equal means.
     """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-
+    # float64: variances near reg_covar are lost in float32, in which scikit-learn would compute.
     x = np.asarray(losses, dtype=np.float64).reshape(-1, 1)
     if len(x) < 2 or not np.isfinite(x).all() or np.ptp(x) < 1e-6:
         return None
-    fit = GaussianMixture(2, max_iter=max_iter, tol=tol, reg_covar=reg_covar, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        fit.fit(x)
+    fit = two_gaussians(x, max_iter=max_iter, tol=tol, reg_covar=reg_covar, seed=seed)
     means = fit.means_[:, 0]
     if min(fit.weights_) <= 0 or means[0] == means[1]:
         return None
-    order = np.argsort(means)
+    order = np.argsort(means)  # which component is which depends on the seed
     posterior = fit.predict_proba(x)[:, order[0]]
     low, high = (int(i) for i in order)
 
@@ -83,8 +146,18 @@ def loss_mixture(
     return Mixture(posterior, pair(means), pair(fit.covariances_[:, 0, 0]), pair(fit.weights_))
 
 
+def min_max_scaled(values: np.ndarray) -> np.ndarray | None:
+    """Values between 0 and 1 in float64; None where they are all equal or not finite, and say nothing."""
+    values = values.astype(np.float64)
+    if not np.isfinite(values).all() or np.ptp(values) < 1e-6:
+        return None
+    return (values - values.min()) / np.ptp(values)
+
+
+# -- MixUp ---------------------------------------------------------------------------------------------
 def with_mixup(steps: Sequence[Step], rng: np.random.Generator, alpha: float) -> list[Step]:
     """Note the draws of MixUp on each step: `lam` ~ Beta(α, α) and a permutation `order` of its rows."""
+    # One λ for a batch, as in the papers' code. Drawn for `plan`, not in the loss: no step waits for a copy.
     return [
         replace(
             step,
@@ -109,16 +182,72 @@ def mixup_cross_entropy(logits: Tensor, y_a: Tensor, y_b: Tensor, lam: float) ->
     return lam * first + (1 - lam) * second
 
 
-def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of a softmax over *probabilities*: ln Σ_c exp(p_c) − p_y, a range of width one.
+# -- small losses --------------------------------------------------------------------------------------
+def kept_count(size: int, forget: float) -> int:
+    """⌊(1 − f)·b⌋ of a batch, at least one."""
+    return max(1, int((1 - forget) * size + 1e-9))  # (1 − 0.8)·5 comes out below 1
 
-    FedCorr's code feeds softmax outputs into a cross-entropy that applies softmax again, and FedDiv
-    inherits it.
+
+def small_loss(losses: Tensor, count: int) -> Tensor:
+    """The `count` smallest losses as a mask [B]; of equal ones the first."""
+    # A stable sort, not topk, whose choice among equal losses is left open and differs between devices.
+    order = losses.detach().argsort(stable=True)
+    return torch.zeros_like(order, dtype=torch.bool).index_fill(0, order[:count], True)
+
+
+def mean_of_kept(losses: Tensor, kept: Tensor) -> Tensor:
+    """Per-example terms [B] whose mean is the mean of the kept losses; zero if none is kept."""
+    # losses[kept] would be shorter, but its size must be known on the host: every step would wait.
+    return torch.where(kept, losses, 0.0) * (len(losses) / kept.sum().clamp_min(1))
+
+
+# -- the forget rate of Co-teaching --------------------------------------------------------------------
+def forget_rate(t: int, tau: float, ramp_rounds: int, exponent: float = 1.0) -> float:
+    """f_t = τ^c·t/(T_k − 1) for t < T_k, then τ: the published code's form, in which round 0 keeps all."""
+    return tau**exponent * t / max(1, ramp_rounds - 1) if t < ramp_rounds else tau
+
+
+def forget_ramp(rounds: int, longest: int = 25) -> int:
+    """T_k: a fifth of the rounds, at least three, so that networks learn before they drop."""
+    return min(longest, max(3, round(0.2 * rounds)))
+
+
+def final_forget_rate(given: float | None, terms: Terms) -> float:
+    """τ as given, or as the setting announces it; the highest allowed where nothing would be kept."""
+    tau = terms.expected_noise if given is None else given
+    return HIGHEST_FORGET_RATE if tau >= 1 else tau
+
+
+def check_forget_rate(given: float | None, terms: Terms, method: str) -> None:
+    """Refuse a hyper-parameter `forget_rate` that is unknown or negative; warn of one that is lowered."""
+    tau = terms.expected_noise if given is None else given
+    if math.isnan(tau):
+        raise BadInput(
+            f"{method} must know which share of the labels to drop, and natural noise announces none: "
+            "give --set forget_rate=SHARE (Clothing1M: 0.39)"
+        )
+    if tau < 0:
+        raise BadInput(f"--set forget_rate={tau:g}: {method} expects a share, 0 or more")
+    if tau >= 1:
+        warnings.warn(
+            f"{method}: a forget rate of {tau:g} drops every label, {HIGHEST_FORGET_RATE} is used",
+            stacklevel=2,
+        )
+
+
+# -- rounds --------------------------------------------------------------------------------------------
+def linear_ramp(t: float, begin: float, length: float) -> float:
+    """From 0 at `begin` to 1 after `length` rounds."""
+    return min(max((t - begin) / length, 0.0), 1.0)
+
+
+def clients_in_turn(server: Server, name: str) -> list[int]:
+    """The clients of this round where all take turns: the next m of a permutation.
+
+    Once everyone has been called, another permutation is drawn from the server's stream of that name.
     """
-    return F.cross_entropy(probabilities, y, reduction="none")
-
-
-def uniform_penalty(logits: Tensor) -> Tensor:
-    """KL(uniform ‖ mean prediction of the batch): Σ_c (1/C)·ln((1/C)/q_c)."""
-    mean = logits.softmax(1).mean(0).clamp_min(1e-8)
-    return -(mean.log() + math.log(len(mean))).mean()
+    terms = server.terms
+    one_pass, turn = divmod(server.round, terms.rounds_for_all)
+    # Drawn again in every round of a pass instead of being kept: nothing to checkpoint.
+    order = server.stream(name, one_pass).permutation(terms.clients)
+    return [int(k) for k in order[turn * terms.sampled : (turn + 1) * terms.sampled]]

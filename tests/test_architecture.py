@@ -121,6 +121,14 @@ def test_plugins_use_public_names_only(path):
             assert statement.module == "flnl_bench.numerics"
 
 
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_methods_do_not_import_each_other(path):
+    """What two of them need is in flnl_bench.numerics; only the package itself knows them all."""
+    if path.name != "__init__.py":
+        others = [name.split(".")[0] for name in imported(path, inside_functions=True)]
+        assert path.parent.name not in others
+
+
 def test_every_public_name_exists():
     import flnl_bench
 

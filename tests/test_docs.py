@@ -10,7 +10,7 @@ import pytest
 import torch
 import typer.main
 
-from flnl_bench import Method, Update
+from flnl_bench import Method, Update, numerics
 from flnl_bench.cli import app
 from flnl_bench.testing import play, toy_engine
 
@@ -60,6 +60,17 @@ def test_every_option_of_the_large_commands_is_documented(name):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_is_documented(hook):
     assert f"| `{hook}(" in page("writing-a-method.md")
+
+
+def test_the_shared_numerics_are_documented_and_no_others():
+    functions = inspect.getmembers(numerics, inspect.isfunction)
+    public = [name for name, f in functions if f.__module__ == numerics.__name__ and name[0] != "_"]
+    section = page("writing-a-method.md").split("## What methods share\n")[1].split("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)\(([^)]*)\)` \|", section, re.M)
+    assert sorted(name for name, _ in told) == public
+    for name, words in told:
+        named = {word for word in words.split(", ") if word != "…"}
+        assert named <= set(inspect.signature(getattr(numerics, name)).parameters), name
 
 
 def test_there_are_examples():

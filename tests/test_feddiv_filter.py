@@ -15,7 +15,6 @@ from flnl_methods.feddiv import (
     ordered,
     random_start,
     responsibilities,
-    scaled,
 )
 
 from flnl_bench.api import Server, Update
@@ -151,12 +150,6 @@ def test_tiny_variances_neither_vanish_nor_underflow():
     assert clean_posterior(np.array([0.0, 0.44, 0.46, 1.0]), merged).tolist() == [1, 1, 0, 0]
     collapsed = fit_filter(np.array([0.0, 0.0, 1.0, 1.0]), merged, 3)
     assert collapsed[1] == close([1e-6, 1e-6])
-
-
-def test_losses_are_scaled_to_the_unit_interval_unless_they_are_equal():
-    assert scaled(torch.tensor([2.0, 1.0, 1.5])).tolist() == [1.0, 0.0, 0.5]
-    for useless in ([1.5, 1.5, 1.5], [2.0], [float("nan"), 1.0]):
-        assert scaled(torch.tensor(useless)) is None
 
 
 # -- losses and biases -------------------------------------------------------------------------------

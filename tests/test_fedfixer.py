@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flnl_methods.fedavg import FedAvg
-from flnl_methods.fedfixer import FedFixer, confident_loss, half_squared_distance, label_prior, sieve
-from flnl_methods.fl_coteaching import mean_of_kept
+from flnl_methods.fedfixer import FedFixer, confident_loss, label_prior, sieve
 from torch import nn
 from two_networks import Fixed, part, rightly_judged
 from waits import assert_no_step_waits
@@ -17,6 +16,7 @@ from waits import assert_no_step_waits
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, copy_weights, network_weights
 from flnl_bench.engine.contract import count_bytes
+from flnl_bench.numerics import mean_of_kept
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 LOGITS = [[2.0, 0, 0], [0, 0, 0], [0, 3, 0], [1, 1, 0]]
@@ -131,24 +131,6 @@ def test_with_one_class_the_regulariser_scales_the_cross_entropy():
     z, y = torch.tensor(LOGITS), torch.zeros(4).long()
     scaled = confident_loss(z, y, torch.tensor([1.0, 0, 0]), 0.1)
     assert torch.allclose(scaled, 0.9 * F.cross_entropy(z, y, reduction="none"), atol=1e-6)
-
-
-def test_the_distance_pulls_theta_only():
-    theta, w_ref = Fixed([1.0, 2, 3]), Fixed([0.0, 2, 5])
-    value = 0.1 * half_squared_distance(theta, w_ref)
-    assert value.item() == pytest.approx(0.25)
-    value.backward()
-    assert theta.z.grad.tolist() == pytest.approx([0.1, 0, -0.2])
-    assert w_ref.z.grad is None
-    after = theta.z - 0.01 * theta.z.grad
-    assert after.tolist() == pytest.approx([0.999, 2.0, 3.002])
-
-
-def test_the_distance_leaves_batchnorm_statistics_out():
-    one, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
-    other.running_mean += 5
-    other.num_batches_tracked += 100
-    assert half_squared_distance(one, other).item() == 0.0
 
 
 # -- exchange ----------------------------------------------------------------------------------------

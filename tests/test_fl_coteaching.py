@@ -9,15 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flnl_methods.fedavg import FedAvg
-from flnl_methods.fl_coteaching import (
-    FLCoteaching,
-    final_rate,
-    forget_rate,
-    kept_count,
-    mean_of_kept,
-    ramp,
-    small_loss,
-)
+from flnl_methods.fl_coteaching import FLCoteaching
 from torch import nn
 from two_networks import Fixed, part, rightly_judged
 from waits import assert_no_step_waits
@@ -25,6 +17,7 @@ from waits import assert_no_step_waits
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.contract import count_bytes
+from flnl_bench.numerics import final_forget_rate, kept_count, mean_of_kept, small_loss
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 FIRST = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1, 0]]
@@ -52,13 +45,6 @@ def test_the_forget_rate_is_near_the_papers_form():
     assert all(abs(FLCoteaching().forget(t, terms_of()) - f) <= 0.04 * 0.45 + 1e-12 for t, f in paper.items())
 
 
-@pytest.mark.parametrize(
-    ("rounds", "expected"), [(500, 25), (200, 25), (125, 25), (60, 12), (30, 6), (10, 3), (1, 3)]
-)
-def test_short_runs_ramp_over_a_fifth_of_their_rounds(rounds, expected):
-    assert ramp(rounds) == expected
-
-
 def test_thirty_rounds_reach_tau_in_the_sixth():
     rates = [FLCoteaching().forget(t, terms_of(30)) for t in range(8)]
     assert rates == pytest.approx([0, 0.09, 0.18, 0.27, 0.36, 0.45, 0.45, 0.45])
@@ -66,12 +52,6 @@ def test_thirty_rounds_reach_tau_in_the_sixth():
 
 def test_fewer_rounds_than_the_ramp_is_no_error():
     assert all(0 <= FLCoteaching().forget(t, terms_of(2)) < 0.45 for t in range(2))
-    assert [forget_rate(t, 0.45, 25) for t in range(10)] == pytest.approx([0.45 * t / 24 for t in range(10)])
-    assert forget_rate(0, 0.45, 1) == 0.0
-
-
-def test_the_exponent_is_that_of_tau():
-    assert forget_rate(12, 0.5, 25, exponent=2.0) == pytest.approx(0.25 / 2)
 
 
 # -- tau ---------------------------------------------------------------------------------------------
@@ -88,7 +68,7 @@ def test_the_exponent_is_that_of_tau():
 )
 def test_tau_is_the_noise_ratio_that_the_setting_announces(setting, tau):
     terms = toy_engine(FedAvg(), toy_scenario(setting)).terms
-    assert final_rate(None, terms) == pytest.approx(tau)
+    assert final_forget_rate(None, terms) == pytest.approx(tau)
     assert FLCoteaching().forget(terms.rounds, terms) == pytest.approx(tau)
 
 
@@ -126,22 +106,6 @@ def test_a_tau_of_one_is_lowered_with_a_warning():
 
 
 # -- selection ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("size", "forget", "expected"),
-    [
-        *[(32, 0.18, 26), (32, 0.3, 22), (32, 0.45, 17), (32, 0.75, 8), (32, 0.0, 32)],
-        *[(20, 0.18, 16), (20, 0.3, 14), (20, 0.45, 11), (20, 0.75, 5), (20, 0.0, 20)],
-        *[(1, 0.75, 1), (2, 0.75, 1), (3, 0.75, 1), (5, 0.8, 1), (10, 0.9, 1), (20, 0.9, 2)],
-    ],
-)
-def test_the_count_is_rounded_down_but_never_zero(size, forget, expected):
-    assert kept_count(size, forget) == expected
-
-
-def test_equal_losses_are_kept_in_their_order():
-    assert small_loss(torch.tensor([1.0, 0.5, 1.0, 1.0]), 3).tolist() == [True, True, True, False]
-
-
 def exchange(forget=0.45):
     """Model, client and loss of the specification's worked example."""
     model = nn.ModuleDict({"first": Fixed(FIRST), "second": Fixed(SECOND)})

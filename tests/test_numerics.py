@@ -6,16 +6,29 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from two_networks import Fixed
 
-from flnl_bench import Step
+from flnl_bench import Server, Step, Terms
 from flnl_bench.numerics import (
     average,
     bounded_cross_entropy,
+    class_counts,
+    clients_in_turn,
+    forget_ramp,
+    forget_rate,
     is_finite,
+    kept_count,
     kl_divergence,
+    linear_ramp,
     loss_mixture,
+    mean_of_kept,
+    min_max_scaled,
     mixed,
+    small_loss,
     soft_cross_entropy,
+    squared_distances,
+    two_gaussians,
     uniform_penalty,
     with_mixup,
 )
@@ -47,6 +60,24 @@ def test_one_bad_weight_makes_a_model_not_finite(bad):
     good = {"w": torch.zeros(3), "steps": torch.tensor(4)}
     assert is_finite(good)
     assert not is_finite({**good, "b": torch.tensor([0.0, bad])})
+
+
+def test_a_distance_pulls_the_model_and_not_its_anchor():
+    model, anchor = Fixed([1.0, 2, 3]), Fixed([0.0, 2, 5])
+    value = 0.1 * 0.5 * squared_distances(model, anchor).sum()
+    assert value.item() == pytest.approx(0.25)
+    value.backward()
+    assert model.z.grad.tolist() == pytest.approx([0.1, 0, -0.2])
+    assert anchor.z.grad is None
+    after = model.z - 0.01 * model.z.grad
+    assert after.tolist() == pytest.approx([0.999, 2.0, 3.002])
+
+
+def test_a_distance_leaves_batchnorm_statistics_out():
+    one, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    other.running_mean += 5
+    other.num_batches_tracked += 100
+    assert squared_distances(one, other).tolist() == [0.0, 0.0]  # of weight and bias
 
 
 # -- losses ------------------------------------------------------------------------------------------
@@ -106,6 +137,10 @@ def test_the_uniform_penalty_stays_finite_where_a_class_is_never_predicted():
     assert torch.isfinite(logits.grad).all()
 
 
+def test_absent_classes_are_counted_too():
+    assert class_counts(torch.tensor([3, 0, 3]), 5).tolist() == [1, 0, 0, 2, 0]
+
+
 # -- mixtures ----------------------------------------------------------------------------------------
 def test_two_groups_of_losses_are_told_apart_with_the_smaller_first():
     rng = np.random.default_rng(0)
@@ -136,6 +171,18 @@ def test_a_mixture_is_the_same_every_time_and_leaves_the_global_streams_alone():
     assert np.random.get_state()[1].tolist() == state
 
 
+def test_a_fit_that_is_cut_short_is_quiet(recwarn):
+    rows = np.random.default_rng(2).normal(size=(60, 2))
+    assert not two_gaussians(rows, max_iter=1, tol=1e-9).converged_
+    assert not recwarn.list
+
+
+def test_values_are_scaled_to_the_unit_interval_unless_they_say_nothing():
+    assert min_max_scaled(np.float32([2.0, 1.0, 1.5])).tolist() == [1.0, 0.0, 0.5]
+    for useless in ([1.5, 1.5, 1.5], [2.0], [math.nan, 1.0], [math.inf, 1.0]):
+        assert min_max_scaled(np.array(useless)) is None
+
+
 # -- MixUp -------------------------------------------------------------------------------------------
 def test_mixing_by_hand():
     values, order = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([2, 0, 1])
@@ -153,3 +200,57 @@ def test_mixup_notes_a_share_and_a_permutation_on_each_step_and_keeps_the_rest()
         assert sorted(step.note["order"].tolist()) == list(range(len(step.rows)))
     assert noted[0].note["lam"] != noted[1].note["lam"]
     assert "lam" not in steps[0].note
+
+
+# -- small losses --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("size", "forget", "expected"),
+    [
+        *[(32, 0.18, 26), (32, 0.3, 22), (32, 0.45, 17), (32, 0.75, 8), (32, 0.0, 32)],
+        *[(20, 0.18, 16), (20, 0.3, 14), (20, 0.45, 11), (20, 0.75, 5), (20, 0.0, 20)],
+        *[(1, 0.75, 1), (2, 0.75, 1), (3, 0.75, 1), (5, 0.8, 1), (10, 0.9, 1), (20, 0.9, 2)],
+    ],
+)
+def test_the_count_is_rounded_down_but_never_zero(size, forget, expected):
+    assert kept_count(size, forget) == expected
+
+
+def test_equal_losses_are_kept_in_their_order():
+    assert small_loss(torch.tensor([1.0, 0.5, 1.0, 1.0]), 3).tolist() == [True, True, True, False]
+
+
+def test_the_mean_of_the_terms_is_that_of_the_kept_losses():
+    losses, kept = torch.tensor([1.0, 5.0, 3.0, 9.0]), torch.tensor([True, False, True, False])
+    assert mean_of_kept(losses, kept).tolist() == [2.0, 0.0, 6.0, 0.0]
+    assert mean_of_kept(losses, torch.zeros(4, dtype=torch.bool)).tolist() == [0.0] * 4
+
+
+# -- rounds --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rounds", "expected"), [(500, 25), (200, 25), (125, 25), (60, 12), (30, 6), (10, 3), (1, 3)]
+)
+def test_short_runs_forget_more_over_a_fifth_of_their_rounds(rounds, expected):
+    assert forget_ramp(rounds) == expected
+
+
+def test_the_forget_rate_grows_from_zero():
+    assert [forget_rate(t, 0.45, 25) for t in range(10)] == pytest.approx([0.45 * t / 24 for t in range(10)])
+    assert forget_rate(0, 0.45, 1) == 0.0
+
+
+def test_the_exponent_of_the_forget_rate_is_that_of_tau():
+    assert forget_rate(12, 0.5, 25, exponent=2.0) == pytest.approx(0.25 / 2)
+
+
+def test_a_linear_ramp_is_level_before_and_after():
+    assert [linear_ramp(t, 3, 4) for t in (0, 3, 4, 6.5, 7, 99)] == [0.0, 0.0, 0.25, 0.875, 1.0, 1.0]
+
+
+def test_clients_take_turns_and_then_begin_anew_in_another_order():
+    terms = Terms(10, 7, 0.5, 1, 8, 3, 0.5, True)  # three of seven a round
+    assert (terms.sampled, terms.rounds_for_all) == (3, 3)
+    rounds = [clients_in_turn(Server(terms, 1, {}, (), round=t), "turn") for t in range(6)]
+    assert [len(chosen) for chosen in rounds] == [3, 3, 1] * 2
+    first, second = np.concatenate(rounds[:3]).tolist(), np.concatenate(rounds[3:]).tolist()
+    assert sorted(first) == sorted(second) == list(range(7))
+    assert first != second

@@ -33,7 +33,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._clients: dict[int, str] = {}
+        self._clients: dict[int, str] = {}  # the file of each client, maybe of an earlier round
 
     @property
     def exists(self) -> bool:
@@ -43,6 +43,7 @@ class Checkpoint:
     @property
     def finished_rounds(self) -> int:
         """How many rounds it holds; whether it is whole is found out when it is loaded."""
+        # Only told to users before a run goes on, so a torn file counts as none; `load` says what is wrong.
         try:
             return len(json.loads(self._root.read_text())["rounds"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -57,7 +58,7 @@ class Checkpoint:
     ) -> None:
         """Save the engine's state, the changed client states and the history so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        stamp = f"r{state['round']:05d}"
+        stamp = f"r{state['round']:05d}"  # new names: until the root changes, the old files are needed
         for k in changed:
             self._clients[k] = self._write(f"client-{k:05d}-{stamp}", clients[k])
         root = {
@@ -66,6 +67,7 @@ class Checkpoint:
             "clients": {str(k): name for k, name in self._clients.items()},
             "rounds": rounds,
         }
+        # json.dumps, not json_text: floats come back to the bit, NaN and infinities too.
         replace_file(self._root, json.dumps(root))
         self._clean(root)
 
@@ -89,6 +91,7 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         shape = _encode(tree, tensors)
         file = f"{name}.safetensors"
+        # The tree goes into the file of its tensors: two files could be of different rounds.
         replace_file(self.folder / file, save(tensors, metadata={"tree": json.dumps(shape)}))
         return file
 
@@ -111,9 +114,11 @@ def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(node, Tensor | np.ndarray):
         key = str(len(tensors))
         tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node
+        # safetensors refuses tensors that share memory. The layout is lost; `placed` gives it back.
         tensors[key] = tensor.detach().cpu().contiguous().clone()
         return {"array" if isinstance(node, np.ndarray) else "tensor": key}
     if isinstance(node, Mapping):
+        # Pairs, not an object: JSON would turn keys such as client numbers into strings.
         return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in node.items()]}
     if isinstance(node, list | tuple):
         return {type(node).__name__: [_encode(value, tensors) for value in node]}
@@ -121,6 +126,7 @@ def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:
         return node.item()
     if node is None or isinstance(node, bool | int | float | str):
         return node
+    # `check_plain` has told a method's author before, with the place; this is for the engine's own state.
     raise TypeError(f"a state may not hold a {type(node).__name__}: it cannot be checkpointed")
 
 

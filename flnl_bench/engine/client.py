@@ -138,7 +138,7 @@ class ClientWorker:
         return (self.train_client(weights, call) for call in calls)
 
     def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
-        """Visit one client after the other."""
+        """Run the tasks, one client after the other."""
         return (self.visit_client(weights, call) for call in calls)
 
     def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
@@ -146,13 +146,13 @@ class ClientWorker:
         model = self.global_model(weights)
         predict = model.get_submodule(member) if member else partial(self.method.predict, model)
         outputs = []
-        with torch.inference_mode():
+        with torch.inference_mode():  # a little cheaper than no_grad; these never meet a gradient
             for batch in np.split(rows, range(EVALUATION_BATCH, len(rows), EVALUATION_BATCH)):
                 outputs.append(predict(self.images.plain(part, batch)))
         return torch.cat(outputs)
 
     def close(self) -> None:
-        """Nothing is held that this process would not let go of."""
+        """Nothing to do: what it holds goes with this process."""
 
     # -- one client --------------------------------------------------------------------------------
     def train_client(self, weights: Weights, call: Call) -> Reply:
@@ -173,7 +173,7 @@ class ClientWorker:
         return Reply(answer, to_cpu(client.state), self.cost, loss)
 
     def global_model(self, weights: Weights) -> nn.Module:
-        """A frozen model for evaluation between calls."""
+        """A frozen model to look at between calls; it is overwritten by the next."""
         self._used = 0
         return self._bind(weights)
 
@@ -186,6 +186,7 @@ class ClientWorker:
         total = torch.zeros((), device=self.device)  # summed on the device: reading it would wait
         count = 0
         model.train()
+        # A stream for each view, not one for all: views that are added or left out do not move the others.
         rngs = [self._stream(call, "view", i) for i in range(len(method.views()))]
         for portion in as_portions(who, method.plan(model, client)):
             for batch in self.images.batches(call.client, portion, method.views(), rngs):
@@ -197,7 +198,7 @@ class ClientWorker:
                 method.on_step(model, client)
                 total += loss.detach()
                 count += 1
-        optimiser.zero_grad()
+        optimiser.zero_grad()  # a model's worth of memory less in `upload`
         model.eval()
         message = as_message(who, "upload", method.upload(model, client))
         for part in method.private:
@@ -265,6 +266,7 @@ class ClientWorker:
         client, size = call.client, len(self.images.rows[call.client])
         rngs = [self._stream(call, "map", view, views[:i].count(view)) for i, view in enumerate(views)]
         parts = np.split(np.arange(size), range(EVALUATION_BATCH, size, EVALUATION_BATCH))
+        # Not inference_mode: its tensors cannot enter a loss later, as a teacher's logits do.
         with torch.no_grad():
             results = [fn(b) for b in self.images.batches(client, [Step(p) for p in parts], views, rngs)]
         if isinstance(results[0], Tensor):

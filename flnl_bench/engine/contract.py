@@ -21,15 +21,18 @@ from flnl_bench.errors import BrokenContract, expect
 def as_losses(method: str, values: Tensor, size: int) -> Tensor:
     """What `loss` returns: a vector with a graph; one value may stand for the batch."""
     rule = f"loss must return one value per example, shape [{size}]"
+    # Not the length: a loss such as MixMatch's is no mean over examples and comes as one value. A mean
+    # taken too early, a tensor without dimension, is the usual mistake.
     expect(isinstance(values, Tensor) and values.dim() == 1, method, rule, values)
     expect(values.requires_grad, method, "loss must return values with a gradient", "detached ones")
     return values
 
 
 def as_portions(method: str, plan: Iterable[Sequence[Step]]) -> Iterator[Sequence[Step]]:
-    """What `plan` yields."""
+    """What `plan` yields, portion by portion; `yield from client.steps()` is the usual mistake."""
     rule = "plan must yield lists of Step, as in `yield client.steps()`"
     expect(isinstance(plan, Iterable), method, rule, plan)
+    # Checked as they come: a plan may look at the model between portions, so it cannot be run ahead.
     for portion in plan:
         fits = isinstance(portion, Sequence) and all(isinstance(step, Step) for step in portion)
         expect(fits, method, rule, portion)
@@ -44,7 +47,7 @@ def as_message(method: str, hook: str, message: Mapping[str, Any] | None) -> Map
 
 
 def as_state(method: str, hook: str, state: State) -> State:
-    """What `client_state` or `server_state` returns."""
+    """What `client_state` or `server_state` returns; a dict, since hooks write to it."""
     expect(isinstance(state, dict), method, f"{hook} must return a dict", state)
     return state
 
@@ -63,7 +66,7 @@ def check_plain(tree: Any, where: str) -> None:
         for key, value in tree.items():
             check_plain(key, f"{where}: the key {key!r}")
             check_plain(value, f"{where}[{key!r}]")
-    elif type(tree) in (list, tuple):
+    elif type(tree) in (list, tuple):  # not their kinds: a NamedTuple would come back as a tuple
         for i, value in enumerate(tree):
             check_plain(value, f"{where}[{i}]")
     elif isinstance(tree, Tensor) and tree.layout != torch.strided:
@@ -78,7 +81,7 @@ def check_plain(tree: Any, where: str) -> None:
 def as_clients(method: str, verb: str, ids: Sequence[int], count: int) -> list[int]:
     """The clients that a method names, if they can be called together; a visit may find nobody to call."""
     try:
-        clients = [operator.index(k) for k in ids]
+        clients = [operator.index(k) for k in ids]  # NumPy's integers too, but not 1.0
     except TypeError:
         raise BrokenContract(f"{method}: {verb} takes client numbers, not {reprlib.repr(ids)}") from None
     wrong = [k for k, times in Counter(clients).items() if times > 1 or not 0 <= k < count]
@@ -91,7 +94,7 @@ def as_clients(method: str, verb: str, ids: Sequence[int], count: int) -> list[i
 def check_task(method: str, task: Callable[..., Any] | None) -> None:
     """Refuse a task of `visit` that cannot be sent."""
     try:
-        pickle.dumps(task)
+        pickle.dumps(task)  # the errors differ between lambdas, local functions and what they hold
     except (pickle.PicklingError, AttributeError, TypeError):
         rule = "tasks of visit must be bound methods of the method or module-level functions"
         raise BrokenContract(f"{method}: {rule}, not {task!r}") from None
@@ -107,10 +110,10 @@ def as_numbers(method: str, numbers: Mapping[str, Any] | None) -> dict[str, floa
 
 
 def check_weights(method: str, weights: Weights, names: set[str]) -> None:
-    """The next global weights have the names of the ones before."""
+    """Refuse global weights that lack a name of the ones before, or have another."""
     rule = "aggregate must return a mapping with the names of the global weights"
     expect(isinstance(weights, Mapping), method, rule, weights)
-    odd = sorted(map(str, names ^ set(weights)))
+    odd = sorted(map(str, names ^ set(weights)))  # shapes need no check: loading them raises
     expect(not odd, method, rule, f"one that differs in {', '.join(odd[:3])}")
 
 
@@ -120,7 +123,7 @@ def count_bytes(tree: Any) -> int:
         return tree.numel() * tree.element_size()
     if isinstance(tree, np.ndarray | np.generic):
         return tree.nbytes
-    if isinstance(tree, Mapping):
+    if isinstance(tree, Mapping):  # without the keys, which both sides know
         return sum(count_bytes(value) for value in tree.values())
     if isinstance(tree, list | tuple | set | frozenset):
         return sum(count_bytes(value) for value in tree)

@@ -82,6 +82,7 @@ class LocalFederation:
             if reply.loss is not None:
                 self.losses.append((reply.loss, update.size))
             updates.append(update)
+        # A mean depends on the order of its sum in the last bit, and `order` must not change a number.
         return sorted(updates, key=lambda update: update.client)
 
     def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
@@ -107,6 +108,7 @@ class LocalFederation:
     def _call(self, verb: str, ids: Sequence[int], **details: Any) -> Iterator[tuple[int, Reply]]:
         """The replies of some clients to one call each."""
         chosen = self.order(as_clients(self.method.name, verb, ids, self.server.terms.clients))
+        # A generator: in one process a call and its inbox, maybe whole models, live as long as their client.
         calls = (self._make_call(verb, k, **details) for k in chosen)
         answer = self.executor.train if verb == "train" else self.executor.visit
         for k, reply in zip(chosen, answer(self.server.weights, calls), strict=True):
@@ -194,6 +196,7 @@ class Engine:
         sizes = tuple(len(rows) for rows in scenario.clients)
         initial = copy_weights(sent_weights(method, spec.model))
         self.server = Server(self.terms, seed, placed(initial, self.device), sizes)
+        # Before any process starts: here methods refuse settings that they cannot work with.
         self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
         self.executor: Executor = ProcessPool(spec, devices) if devices.workers else spec.build(self.device)
         self.federation = LocalFederation(method, self.server, self.executor)
@@ -210,6 +213,8 @@ class Engine:
                 pretrained=training.pretrained,
             )
 
+        # torch draws initial weights from its global generator: lent a seed here, and put back. The stream
+        # does not know the method, so the first network of each begins with FedAvg's weights.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "initial weights"))
             model = self.method.build(new_net)
@@ -232,10 +237,10 @@ class Engine:
         numbers = as_numbers(who, self.method.round(self.server, self.federation))
         check_weights(who, self.server.weights, names)
         check_plain(self.server.state, f"{who}: server.state")
-        self.server.state = to_cpu(self.server.state)
+        self.server.state = to_cpu(self.server.state)  # as a run finds it that went on from a checkpoint
         accuracy, loss = self.test()
         alone = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}
-        self.server.round = number + 1
+        self.server.round = number + 1  # last: whatever ran before belongs to this round
         cost = self.federation.cost
         return RoundReport(
             round=number,
@@ -269,7 +274,7 @@ class Engine:
         return {"round": self.server.round, "weights": self.server.weights, "server": self.server.state}
 
     def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
-        """Go on from a saved state."""
+        """Go on from what `state` gave, and the states of the clients, to the same numbers."""
         self.server.round = state["round"]
         self.server.weights = placed(state["weights"], self.device)
         self.server.state = state["server"]
@@ -284,4 +289,5 @@ def _subset(size: int, count: int | None) -> np.ndarray:
     """Rows to test on: all, or a random subset that is the same for every run."""
     if count is None or count >= size:
         return np.arange(size)
+    # Seed 0, not the run's: accuracies of different seeds are compared, so they are of the same images.
     return np.sort(stream(0, "test subset").choice(size, count, replace=False))

@@ -24,6 +24,7 @@ SLAB_PIXELS = 1 << 23  # images are augmented ahead in slabs of whole batches of
 
 def as_images(array: np.ndarray, device: torch.device) -> Tensor:
     """A data set's images as a tensor: on the device, or left in their file if they are too many."""
+    # A mapped file stays one: it is large, or the worker processes share its pages.
     if array.nbytes > RESIDENT_BYTES or isinstance(array, np.memmap):
         return torch.from_numpy(array)
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -43,6 +44,7 @@ class FederatedImages:
     def plain(self, part: str, rows: np.ndarray) -> Tensor:
         """Images of "train" or "test" as they are, normalised."""
         images = self.test if part == "test" else self.train
+        # The plain view draws nothing: the generator fills a place.
         draw = draw_view("plain", len(rows), self.views.augmentation, np.random.default_rng(0))
         return self._rendered(self._take(images, rows), draw)
 
@@ -62,6 +64,7 @@ class FederatedImages:
             draw_view(view, len(rows), self.views.augmentation, rng)
             for view, rng in zip(views, rngs, strict=True)
         ]
+        # Once for all steps: slices of these cost no copy and no wait later.
         index = to_device(rows, self.device)
         labels = self.given[client][index]
         notes = _notes_on(steps, self.device)

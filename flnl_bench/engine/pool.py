@@ -44,12 +44,12 @@ class ProcessPool:
         try:
             with tempfile.TemporaryDirectory(prefix="flnl-bench-") as folder:
                 files = lend_images(spec.images, Path(folder))
-                plan = pickle.dumps(replace(spec, images={}))
+                plan = pickle.dumps(replace(spec, images={}))  # once, not once for each worker
                 for device in devices.workers:
                     worker, connection = start_worker(_serve, plan, files, str(device))
                     self._workers.append(worker)
                     self._idle.append(connection)
-                for connection in self._idle:
+                for connection in self._idle:  # a second loop: they import torch at the same time
                     _receive(connection)  # it has opened the files: they may go
         except BaseException:
             self.close()
@@ -68,12 +68,14 @@ class ProcessPool:
     def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
         """What the global model says to some images, in the batches that one process would use."""
         batches = -(-len(rows) // EVALUATION_BATCH)
+        # Whole batches for each worker: in a batch of another size a convolution may round differently.
         share = EVALUATION_BATCH * max(1, -(-batches // (len(self._workers) or 1)))
         calls = (("logits", part, some, member) for some in np.split(rows, range(share, len(rows), share)))
         return torch.cat(list(self._answers(weights, calls))).to(self.device)
 
     def close(self) -> None:
         """End the workers, whatever they are doing."""
+        # Nothing in a worker is worth saving, and SIGTERM would not reach it.
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
@@ -90,6 +92,7 @@ class ProcessPool:
         if not self._workers:
             raise RuntimeError("the worker processes have ended")
         waiting = deque(enumerate(calls))
+        # Bytes within the message: pickled once, and sent to each worker once, not with every call.
         packed = pickle.dumps(to_cpu(weights))
         unaware = set(self._idle)  # of these weights
         busy: dict[Connection, int] = {}
@@ -179,7 +182,7 @@ class _Clerk:
         spec: WorkerSpec = pickle.loads(self.plan)
         images = {}
         for part, (file, streamed) in self.files.items():
-            mapped = np.load(file, mmap_mode="c")
+            mapped = np.load(file, mmap_mode="c")  # not "r": torch warns of arrays that cannot be written
             images[part] = mapped if streamed or self.device.type == "cpu" else np.array(mapped)
         self.worker: ClientWorker = replace(spec, images=images).build(self.device)
 

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Optimiser:
-    """The settings of local SGD; a fresh one is started for every client and round."""
+    """The settings of local SGD; a fresh one is started for every client and round.
+
+    Momentum is not kept between rounds: a client starts from averaged weights, to which its old velocity
+    does not belong.
+    """
 
     lr: float
     momentum: float
@@ -34,7 +38,7 @@ class SGD:
         self._momenta: dict[str, Tensor] = {}
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Forget the gradients; None instead of zeros, with which weight decay and momentum would go on."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -46,6 +50,7 @@ class SGD:
             held: flags by top-level part of the model; a part whose flag is set keeps w and v. The flag is
                 read on the device, so nothing waits for it.
         """
+        # Parts with a flag need a call each: the kernel takes one flag for all its tensors.
         live = {name: p for name, p in self.parameters.items() if p.grad is not None}
         for part, flag in (held or {}).items():
             mine = {name: live.pop(name) for name in list(live) if name.split(".")[0] == part}
@@ -60,6 +65,7 @@ class SGD:
             for name in live.keys() - self._momenta.keys():
                 self._momenta[name] = torch.zeros_like(live[name])  # makes the first step like any other
             momenta = [self._momenta[name] for name in live]
+        # Private, but what torch.optim.SGD(fused=True) calls; the test that compares them would tell.
         torch._fused_sgd_(
             list(live.values()),
             [p.grad for p in live.values() if p.grad is not None],
@@ -71,5 +77,5 @@ class SGD:
             nesterov=False,
             maximize=False,
             is_first_step=False,
-            found_inf=hold,
+            found_inf=hold,  # meant for overflown gradients: where it is 1, the kernel writes nothing
         )

@@ -45,17 +45,20 @@ from flnl_bench import (
     bounded,
 )
 from flnl_bench.numerics import (
-    average,
     bounded_cross_entropy,
+    clients_in_turn,
     is_finite,
     loss_mixture,
     mixed,
     mixup_cross_entropy,
+    squared_distances,
     with_mixup,
 )
-from flnl_methods.lid import client_dimension
 
 LAST_ROUNDS = 10  # the headline is their mean: they should all be in stage 3
+FEWEST_ROWS = 6  # below, too few neighbours for a client's LID score
+LARGEST_LID = 1e3  # beyond, the neighbours are equal saturated predictions and the value means nothing
+ROWS_AT_ONCE = 1024  # whose distances to all others are held in memory
 
 
 class Schedule(NamedTuple):
@@ -72,7 +75,7 @@ class Schedule(NamedTuple):
         return self.iterations * self.visiting
 
     def stage(self, t: int) -> int:
-        """The stage of round t."""
+        """1, 2 or 3, the stage that round t belongs to."""
         return 1 if t < self.preprocessing else 2 if t < self.preprocessing + self.finetuning else 3
 
 
@@ -108,7 +111,7 @@ class FedCorr(Method):
 
         Two iterations are kept as long as a round is left for stage 3; a warning tells of shorter runs.
         """
-        rounds, visiting = terms.rounds, math.ceil(terms.clients / terms.sampled)
+        rounds, visiting = terms.rounds, terms.rounds_for_all
         half = rounds * terms.sampled // (2 * terms.clients)
         iterations = min(
             self.iterations,
@@ -130,9 +133,7 @@ class FedCorr(Method):
             clean = clean_clients(server.state["noise_ratio"], self.clean_threshold, m)
             draws = server.stream("sample", t).choice(clean, min(m, len(clean)), replace=False)
             return [int(k) for k in draws]
-        order = server.stream("iteration", t // schedule.visiting).permutation(server.terms.clients)
-        first = t % schedule.visiting * m
-        return [int(k) for k in order[first : first + m]]
+        return clients_in_turn(server, "iteration")
 
     # -- a round on the server ---------------------------------------------------------------------
     def server_state(self, server: Server) -> State:
@@ -189,7 +190,7 @@ class FedCorr(Method):
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """The mean weighted by n_k; updates that are not finite are discarded."""
         sound = [u for u in updates if is_finite(u.weights)]
-        return average([u.weights for u in sound], [u.size for u in sound]) if sound else server.weights
+        return super().aggregate(server, sound) if sound else server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
@@ -307,8 +308,7 @@ def corrected(labels: Tensor, q: Tensor, candidates: Tensor, confidence: float) 
 
 def distance(model: nn.Module, received: nn.Module, *, squared: bool) -> Tensor:
     """‖w − w_g‖ over all trainable parameters together, or its square."""
-    pairs = zip(model.parameters(), received.parameters(), strict=True)
-    total = torch.stack([(w - w_g).square().sum() for w, w_g in pairs]).sum()
+    total = squared_distances(model, received).sum()
     return total if squared else (total + 1e-12).sqrt()  # the root of 0 has no gradient
 
 
@@ -325,3 +325,43 @@ def note_scores(scores: np.ndarray, updates: Sequence[Update]) -> None:
     for update in updates:
         if is_finite(update.weights):
             scores[update.client] = update.message["lid"]
+
+
+# -- local intrinsic dimension -------------------------------------------------------------------------
+class Dimension(NamedTuple):
+    """The score by which clients are split: the mean LID of a client's rows."""
+
+    mean: float | None  # None where it is not defined
+    dropped: float  # share of the rows that were left out of the mean
+
+
+def client_dimension(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> Dimension:
+    """The mean LID of a client's predictions, without the rows whose value means nothing.
+
+    The predictions of noisy clients spread over more dimensions.
+    """
+    if len(rows) < FEWEST_ROWS:
+        return Dimension(None, 0.0)
+    values = local_dimensions(rows, neighbours, eps)
+    usable = values.abs() <= LARGEST_LID  # false for NaN too
+    dropped = 1.0 - usable.double().mean().item()
+    return Dimension(values[usable].mean().item() if usable.any() else None, dropped)
+
+
+def local_dimensions(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> Tensor:
+    """The LID of each row [n, C], from k = min(neighbours, n − 1) of the other rows.
+
+    LID(x) = −k / (Σ_i ln(r_i / (r_k + ε)) + ε), with r_1 ≤ … ≤ r_k the distances of x to its nearest
+    neighbours among the rows of the same client; ε as in the authors' code.
+    """
+    points = rows.float().double().cpu()
+    k = min(neighbours, len(points) - 1)
+    return torch.cat([_dimensions(part, points, k, eps) for part in points.split(ROWS_AT_ONCE)])
+
+
+def _dimensions(part: Tensor, points: Tensor, k: int, eps: float) -> Tensor:
+    # Not by a matrix product, in which the distances of near rows cancel out.
+    distances = torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist")  # [B, n]
+    nearest = distances.topk(k + 1, largest=False).values[:, 1:]  # the first is the row itself
+    ratios = nearest / (nearest[:, -1:] + eps)
+    return -k / (ratios.log().sum(1) + eps)  # a copy of the row at distance 0: ln 0 = −∞ gives 0

@@ -29,7 +29,14 @@ import torch
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
-from flnl_bench.numerics import bounded_cross_entropy, mixed, mixup_cross_entropy, uniform_penalty, with_mixup
+from flnl_bench.numerics import (
+    bounded_cross_entropy,
+    min_max_scaled,
+    mixed,
+    mixup_cross_entropy,
+    uniform_penalty,
+    with_mixup,
+)
 
 Filter = np.ndarray  # W as float64 [3, 2]: means, variances, shares; the clean component first
 
@@ -81,7 +88,7 @@ class FedDiv(Method):
         return max(1, round(self.visits_share * terms.fraction * terms.rounds))
 
     def regularisation(self, client: Client) -> float:
-        """η in this round."""
+        """η in this round: 0 in the warm-up, and by default for IID partitions."""
         if client.round < self.warmup(client.terms):
             return 0.0
         return float(not client.terms.iid) if self.eta is None else self.eta
@@ -147,7 +154,7 @@ class FedDiv(Method):
             return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
 
         losses, top, guess = client.map(look)  # guess: ŷ
-        x = scaled(losses)
+        x = min_max_scaled(losses.cpu().numpy())
         posterior = np.ones(client.size) if x is None else clean_posterior(x, client.inbox["filter"])  # γ
         clean = torch.from_numpy(posterior > 0.5).to(device)
         ratio = int((~clean).sum()) / client.size  # δ_k
@@ -215,11 +222,12 @@ class FedDiv(Method):
         logits, losses = client.map(look)
         self.update_bias(logits, state)
         state["visits"] += 1
-        x = scaled(losses)
+        x = min_max_scaled(losses.cpu().numpy())
         return {} if x is None else {"filter": fit_filter(x, start, self.em_steps)}
 
     def update_bias(self, logits: Tensor, state: State) -> None:
         """ỹ under the old p_k; then p_k ← m·p_k + (1 − m)·mean prediction."""
+        # Cached for the next visit, as in the released code; the paper looks anew in every epoch.
         state["debiased"] = debiased(logits, state["prior"], self.debias, self.prior_floor).argmax(1)
         state["prior"] = self.momentum * state["prior"] + (1 - self.momentum) * logits.softmax(1).mean(0)
 
@@ -247,13 +255,6 @@ def debiased(logits: Tensor, prior: Tensor, xi: float, floor: float = 1e-8) -> T
 
 
 # -- the filter --------------------------------------------------------------------------------------
-def scaled(losses: Tensor) -> np.ndarray | None:
-    """A client's losses between 0 and 1; None where they are all equal and say nothing."""
-    x = losses.cpu().numpy().astype(np.float64)
-    low, span = x.min(), np.ptp(x)
-    return (x - low) / span if span > 1e-6 else None  # false for NaN too
-
-
 def responsibilities(x: np.ndarray, mixture: Filter) -> np.ndarray:
     """Posterior of both components [n, 2], in log space: variances may be tiny."""
     means, variances, shares = mixture

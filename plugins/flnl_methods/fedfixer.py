@@ -46,14 +46,17 @@ from flnl_bench import (
     copy_weights,
     network_weights,
 )
-from flnl_methods.fl_coteaching import (
-    check_rate,
-    final_rate,
+from flnl_bench.numerics import (
+    check_forget_rate,
+    class_counts,
+    final_forget_rate,
+    forget_ramp,
     forget_rate,
     kept_count,
+    linear_ramp,
     mean_of_kept,
-    ramp,
     small_loss,
+    squared_distances,
 )
 
 
@@ -84,12 +87,12 @@ class FedFixer(Method):
     def beta(self, t: int, terms: Terms) -> float:
         """β in round t: zero until the end of the warm-up, then a linear ramp."""
         length = max(1, round(self.confidence_ramp * terms.rounds))
-        return self.confidence * min(1.0, max(0.0, (t - self.warmup(terms)) / length))
+        return self.confidence * linear_ramp(t, self.warmup(terms), length)
 
     def server_state(self, server: Server) -> State:
         """Nothing; but a forget rate that is needed and missing is told before the first round."""
         if self.filter == "small_loss":
-            check_rate(self.forget_rate, server.terms, self.name)
+            check_forget_rate(self.forget_rate, server.terms, self.name)
         return {}
 
     # -- two models --------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class FedFixer(Method):
         l_theta = confident_loss(z_theta, y, prior, beta)
         if self.distance:
             w_ref = client.received.get_submodule("shared")
-            l_theta = l_theta + self.distance * half_squared_distance(personal, w_ref)
+            l_theta = l_theta + 0.5 * self.distance * squared_distances(personal, w_ref).sum()
         l_w = confident_loss(z_w, y, prior, beta if self.cr_on_global else 0.0)
         return mean_of_kept(l_theta, k_w) + mean_of_kept(l_w, k_theta)
 
@@ -141,8 +144,8 @@ class FedFixer(Method):
             return torch.ones_like(y, dtype=torch.bool)
         if self.filter == "sieve":
             return sieve(logits, y)
-        tau = final_rate(self.forget_rate, terms)
-        count = kept_count(len(y), forget_rate(since, tau, ramp(terms.rounds)))
+        tau = final_forget_rate(self.forget_rate, terms)
+        count = kept_count(len(y), forget_rate(since, tau, forget_ramp(terms.rounds)))
         return small_loss(F.cross_entropy(logits, y, reduction="none"), count)
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
@@ -167,12 +170,6 @@ def confident_loss(logits: Tensor, y: Tensor, prior: Tensor, beta: float) -> Ten
     return loss + beta * ((logits.softmax(1) + 1e-8).log() * prior).sum(1)
 
 
-def half_squared_distance(model: nn.Module, anchor: nn.Module) -> Tensor:
-    """½‖θ − w‖² over the parameters; no gradient reaches the anchor."""
-    pairs = zip(model.parameters(), anchor.parameters(), strict=True)
-    return 0.5 * torch.stack([(a - b.detach()).square().sum() for a, b in pairs]).sum()
-
-
 def label_prior(y: Tensor, classes: int) -> Tensor:
     """pr: the shares of the given labels, each count plus one."""
-    return (torch.bincount(y, minlength=classes) + 1) / (len(y) + classes)
+    return (class_counts(y, classes) + 1) / (len(y) + classes)

@@ -35,7 +35,7 @@ from flnl_bench import (
     mix_into,
     network_weights,
 )
-from flnl_bench.numerics import kl_divergence, loss_mixture, soft_cross_entropy
+from flnl_bench.numerics import clients_in_turn, kl_divergence, loss_mixture, soft_cross_entropy
 
 FLOOR = 5e-4  # added to the variances of the mixture
 
@@ -83,17 +83,13 @@ class FedGR(Method):
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
         """α, the number of warm-up rounds."""
-        return max(round(self.warmup_share * terms.rounds), math.ceil(terms.clients / terms.sampled))
+        return max(round(self.warmup_share * terms.rounds), terms.rounds_for_all)
 
     def sample(self, server: Server) -> list[int]:
-        """In the warm-up a shuffled list of all clients, walked in slices; then uniform draws."""
-        t, terms = server.round, server.terms
-        if t >= self.warmup(terms) or self.warmup_sampling == "with":
+        """In the warm-up all clients in turn; then uniform draws."""
+        if server.round >= self.warmup(server.terms) or self.warmup_sampling == "with":
             return super().sample(server)
-        slices = math.ceil(terms.clients / terms.sampled)
-        order = server.stream("warm-up", t // slices).permutation(terms.clients)
-        first = t % slices * terms.sampled
-        return [int(k) for k in order[first : first + terms.sampled]]
+        return clients_in_turn(server, "warm-up")
 
     def views(self) -> tuple[str, ...]:
         """x^s, and x^w if the teacher looks at every batch anew."""
@@ -148,6 +144,7 @@ class FedGR(Method):
         """One look at the own data with the global model, then refine labels and revise the teacher."""
         received, state, scratch = client.received, client.state, client.scratch
 
+        # Features and pseudo labels from x^w; the sieve's losses from the plain image, in a second pass.
         features, logits = client.map(lambda batch: received.both(batch.x), views=(self._weak,))
         if self.sieve == "federated":
             self._remember(client.map(lambda b: F.cross_entropy(received(b.x), b.y, reduction="none")), state)
@@ -201,10 +198,10 @@ class FedGR(Method):
         features, logits = model.both(batch.x)
         total = soft_cross_entropy(logits, scratch["target"][batch.index])
         if self.lambda_b and client.round >= self.warmup(client.terms):
-            guide = self._teacher_logits(batch, scratch)
+            guide = self._teacher_logits(batch, scratch)  # B, zero in the warm-up
             total = total + self.lambda_b * kl_divergence(guide, logits, self.temperature)
         if self.lambda_r:
-            anchor = scratch["features"][batch.index]
+            anchor = scratch["features"][batch.index]  # R, from round 0 on
             total = total + self.lambda_r * kl_divergence(anchor, features, self.temperature)
         return total
 
@@ -215,7 +212,7 @@ class FedGR(Method):
             return scratch["teacher"](batch.views[1])
 
     def on_step(self, model: nn.Module, client: Client) -> None:
-        """The EMA of the local model."""
+        """w_ema ← γ_l·w_ema + (1 − γ_l)·w_k: between two revisions the teacher follows the local model."""
         mix_into(client.state["teacher"], client.scratch["live"], self.gamma_l)
 
     def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:

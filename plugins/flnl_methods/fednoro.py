@@ -19,7 +19,6 @@ distillation, b and e its first and last ramp-up round, A mean losses [K, C], D_
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -41,9 +40,7 @@ from flnl_bench import (
     Weights,
     bounded,
 )
-from flnl_bench.numerics import average, is_finite
-
-Covariance = Literal["full", "diag", "spherical"]
+from flnl_bench.numerics import Covariance, average, class_counts, is_finite, two_gaussians
 
 
 class FedNoRo(Method):
@@ -72,11 +69,11 @@ class FedNoRo(Method):
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
         """T1; at most half of the rounds."""
-        visiting = math.ceil(terms.clients / terms.sampled)
-        return min(max(round(self.warmup_share * terms.rounds), 5, visiting), terms.rounds // 2)
+        share = round(self.warmup_share * terms.rounds)
+        return min(max(share, 5, terms.rounds_for_all), terms.rounds // 2)
 
     def ramp_end(self, terms: Terms) -> int:
-        """e."""
+        """e, the round from which λ_t is a: the last of the first half, if the warm-up leaves it time."""
         return max(terms.rounds // 2 - 1, self.warmup(terms) + 1)
 
     def distillation(self, terms: Terms, t: int) -> float:
@@ -139,10 +136,10 @@ class FedNoRo(Method):
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
         """The class counts n_kc of the labels that are trained on."""
-        return {"counts": F.one_hot(client.y, client.terms.classes).sum(0)}
+        return {"counts": class_counts(client.y, client.terms.classes)}
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
-        """The adjustment of the logits in training."""
+        """What LA adds to the logits, in training only: teacher, detection and test have the raw ones."""
         client.scratch["adjustment"] = log_prior(client.state["counts"], self.tau)
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
@@ -151,6 +148,7 @@ class FedNoRo(Method):
         logits = model(batch.x)
         if not client.inbox.get("noisy", False):
             return F.cross_entropy(logits + adjustment, batch.y, reduction="none")
+        # Not once a round, as FedGR has it: the teacher looks at the augmented image that the student sees.
         with torch.no_grad():
             guide = (client.received(batch.x) / self.temperature).softmax(1)
         return distilled(logits, batch.y, adjustment, guide, client.inbox["distillation"])
@@ -203,7 +201,7 @@ def ramp(t: int, begin: int, end: int, sharpness: float = 5.0) -> float:
 
 # -- detection -----------------------------------------------------------------------------------------
 class Split(NamedTuple):
-    """The outcome of a vote."""
+    """The set of noisy clients that a vote of mixtures found, and how sure it was."""
 
     noisy: frozenset[int]
     votes: int  # mixtures that found this very set
@@ -239,13 +237,8 @@ def vote(profiles: np.ndarray, fits: int = 9, covariance: Covariance = "full") -
 
 def noisy_group(profiles: np.ndarray, seed: int, covariance: Covariance) -> frozenset[int]:
     """The clients of the component whose mean losses are larger in sum."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-
-    fit = GaussianMixture(2, covariance_type=covariance, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        component = fit.fit_predict(profiles)
+    fit = two_gaussians(profiles, covariance=covariance, seed=seed)
+    component = fit.predict(profiles)
     return frozenset(int(k) for k in np.flatnonzero(component == fit.means_.sum(1).argmax()))
 
 
@@ -262,7 +255,7 @@ def model_distance(a: Weights, b: Weights, kind: Literal["tensorsum", "global"] 
 
 
 def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> list[float]:
-    """n_k·exp(−D_k / max D), scaled to sum to one."""
+    """n_k·exp(−D_k / max D), scaled to sum to one: the farthest model counts 1/e of its size, however far."""
     farthest = max(distances) or 1.0
     shares = [n * math.exp(-d / farthest) for n, d in zip(sizes, distances, strict=True)]
     return [share / sum(shares) for share in shares]

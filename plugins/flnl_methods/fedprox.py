@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Client, Method, bounded
+from flnl_bench.numerics import squared_distances
 
 
 class FedProx(Method):
@@ -25,6 +26,6 @@ class FedProx(Method):
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """The loss of each example plus the proximal term, which all of them share."""
-        pairs = zip(model.parameters(), client.received.parameters(), strict=True)
-        distance = sum((w - w_g).square().sum() for w, w_g in pairs)
+        # One after the other: Tensor.sum adds in another order, and recorded losses would move by a bit.
+        distance = sum(squared_distances(model, client.received))
         return F.cross_entropy(model(batch.x), batch.y, reduction="none") + 0.5 * self.mu * distance

@@ -12,17 +12,22 @@ gives each client its true noise rate is left out: a method cannot see true labe
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import BadInput, Batch, Beliefs, Client, Federation, Method, Server, State, Terms, bounded
-
-CEILING = 0.95  # of τ: dropping everything leaves nothing to learn from
+from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Terms, bounded
+from flnl_bench.numerics import (
+    check_forget_rate,
+    final_forget_rate,
+    forget_ramp,
+    forget_rate,
+    kept_count,
+    mean_of_kept,
+    small_loss,
+)
 
 
 class FLCoteaching(Method):
@@ -43,12 +48,12 @@ class FLCoteaching(Method):
     # -- schedule ----------------------------------------------------------------------------------
     def forget(self, t: int, terms: Terms) -> float:
         """f_t; it counts rounds, not epochs."""
-        tau = final_rate(self.forget_rate, terms)
-        return forget_rate(t, tau, ramp(terms.rounds, self.ramp_rounds), self.exponent)
+        tau = final_forget_rate(self.forget_rate, terms)
+        return forget_rate(t, tau, forget_ramp(terms.rounds, self.ramp_rounds), self.exponent)
 
     def server_state(self, server: Server) -> State:
         """Nothing; but a τ that is missing or too high is told before the first round."""
-        check_rate(self.forget_rate, server.terms, self.name)
+        check_forget_rate(self.forget_rate, server.terms, self.name)
         return {}
 
     def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
@@ -88,53 +93,3 @@ class FLCoteaching(Method):
             return Beliefs()
         agreement = (kept[:, 0] == kept[:, 1]).float().mean().item()
         return Beliefs(clean=kept.all(1), numbers={"networks_agree": agreement})
-
-
-# -- the forget rate -----------------------------------------------------------------------------------
-def ramp(rounds: int, longest: int = 25) -> int:
-    """T_k: a fifth of the rounds, at least three, so that networks learn before they drop."""
-    return min(longest, max(3, round(0.2 * rounds)))
-
-
-def forget_rate(t: int, tau: float, ramp_rounds: int, exponent: float = 1.0) -> float:
-    """f_t = τ^c·t/(T_k − 1) for t < T_k, then τ: the published code's form, in which round 0 keeps all."""
-    return tau**exponent * t / max(1, ramp_rounds - 1) if t < ramp_rounds else tau
-
-
-def final_rate(given: float | None, terms: Terms) -> float:
-    """τ as given, or as the setting announces it; the ceiling where nothing would be kept."""
-    tau = terms.expected_noise if given is None else given
-    return CEILING if tau >= 1 else tau
-
-
-def check_rate(given: float | None, terms: Terms, method: str) -> None:
-    """Refuse a τ that is unknown or negative; warn of one that has to be lowered."""
-    tau = terms.expected_noise if given is None else given
-    if math.isnan(tau):
-        raise BadInput(
-            f"{method} must know which share of the labels to drop, and natural noise announces none: "
-            "give --set forget_rate=SHARE (Clothing1M: 0.39)"
-        )
-    if tau < 0:
-        raise BadInput(f"--set forget_rate={tau:g}: {method} expects a share, 0 or more")
-    if tau >= 1:
-        warnings.warn(
-            f"{method}: a forget rate of {tau:g} drops every label, {CEILING} is used", stacklevel=2
-        )
-
-
-# -- the choice of samples -----------------------------------------------------------------------------
-def kept_count(size: int, forget: float) -> int:
-    """k = ⌊(1 − f)·b⌋, at least one; 1e-9 against (1 − 0.8)·5 < 1."""
-    return max(1, int((1 - forget) * size + 1e-9))
-
-
-def small_loss(losses: Tensor, count: int) -> Tensor:
-    """The `count` smallest losses as a mask [B]; of equal ones the first."""
-    order = losses.detach().argsort(stable=True)
-    return torch.zeros_like(order, dtype=torch.bool).index_fill(0, order[:count], True)
-
-
-def mean_of_kept(losses: Tensor, kept: Tensor) -> Tensor:
-    """Per-example terms [B] whose mean is the mean of the kept losses; zero if none is kept."""
-    return torch.where(kept, losses, 0.0) * (len(losses) / kept.sum().clamp_min(1))

@@ -24,7 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Step, Terms, bounded
-from flnl_bench.numerics import loss_mixture, mixed, soft_cross_entropy, uniform_penalty
+from flnl_bench.numerics import (
+    linear_ramp,
+    loss_mixture,
+    min_max_scaled,
+    mixed,
+    soft_cross_entropy,
+    uniform_penalty,
+)
 
 PAIRS = (("net1", "net2"), ("net2", "net1"))  # who trains, and its peer, in the order of training
 FEWEST = 10  # samples from which a mixture is fitted
@@ -70,7 +77,7 @@ class FLDivideMix(Method):
 
     def unlabelled_weight(self, terms: Terms, t: float) -> float:
         """λ(t) = λ_u · clip((t − W) / L, 0, 1)."""
-        return self.lambda_u * min(max((t - self.warmup(terms)) / self.ramp(terms), 0.0), 1.0)
+        return self.lambda_u * linear_ramp(t, self.warmup(terms), self.ramp(terms))
 
     # -- two networks ------------------------------------------------------------------------------
     def build(self, new_net: Callable[[], nn.Module]) -> nn.Module:
@@ -196,10 +203,10 @@ class FLDivideMix(Method):
 
 def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
     """w: posterior of the low-loss component over normalised losses; None where they are all equal."""
-    losses = losses.astype(np.float64)
-    if not np.isfinite(losses).all() or np.ptp(losses) < 1e-6:
+    scaled = min_max_scaled(losses)
+    if scaled is None:
         return None
-    fit = loss_mixture((losses - losses.min()) / np.ptp(losses), max_iter=100, tol=1e-2, reg_covar=5e-4)
+    fit = loss_mixture(scaled, max_iter=100, tol=1e-2, reg_covar=5e-4)
     return None if fit is None else fit.clean_probability
 
 
