@@ -132,9 +132,7 @@ def make_network(
     build, arguments = (kind.pretrained, ()) if pretrained else (kind.build, (channels, norm))
     backbone = call(who, build, *arguments)  # type: ignore[arg-type]
     size = getattr(backbone, "feature_size", None)
-    expect(
-        isinstance(size, int), who, "build must give a module with a whole number `feature_size`", backbone
-    )
+    expect(isinstance(size, int), who, "build must give a module with an integer `feature_size`", backbone)
     return Network(backbone, size, classes)  # type: ignore[arg-type]
 
 

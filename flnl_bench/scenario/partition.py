@@ -21,29 +21,29 @@ class Parameter:
     low: float
     high: float = math.inf
     example: float = 1.0
-    whole: bool = False
+    integer: bool = False
     short: bool = False  # 10 instead of 10.0 in the one way to write it
     symbol: str = ""  # in messages; else its name
 
     def parse(self, where: str, text: str) -> float:
         """The value of a text, or an error that says what is allowed."""
         try:
-            value = float(text) if not self.whole or text.isdecimal() else math.nan
+            value = float(text) if not self.integer or text.isdecimal() else math.nan
         except ValueError:
             value = math.nan
         if not self.low <= value <= self.high or value == math.inf:
             what = f"{self.symbol or self.name} must be {self._allowed()}"
             raise BadInput(f"partition {where!r}: {what}, not {text!r}")
-        return int(value) if self.whole else value
+        return int(value) if self.integer else value
 
     def write(self, value: float) -> str:
         """The one way to write a value."""
-        if self.whole:
+        if self.integer:
             return str(int(value))
         return np.format_float_positional(value, trim="-" if self.short else "0")
 
     def _allowed(self) -> str:
-        what = "a whole number" if self.whole else "a number"
+        what = "a whole number" if self.integer else "a number"
         if self.high == math.inf:
             return f"{what} of {self.low:g} or more"
         high = f"{self.high:,.0f}" if float(self.high).is_integer() else f"{self.high:g}"
@@ -109,10 +109,9 @@ class Partition:
         who = f"partition {self.name!r}"
         parts = list(call(who, self.kind.split, labels, clients, rng, least, *self.values))
         expect(len(parts) == clients, who, f"split must give the rows of {clients} clients", f"{len(parts)}")
-        given = np.sort(np.concatenate(parts))
-        expect(
-            np.array_equal(given, np.arange(len(labels))), who, "split must give every row once", f"{given}"
-        )
+        held = np.sort(np.concatenate(parts))
+        once = np.array_equal(held, np.arange(len(labels)))
+        expect(once, who, "split must give every row exactly once", f"{len(np.unique(held))} rows")
         expect(min(map(len, parts)) >= least, who, f"split must give each client {least} rows", "fewer")
         return [np.sort(rows) for rows in parts]
 
@@ -312,7 +311,7 @@ PARTITIONS: Table[PartitionKind] = Table(
             "shard",
             "every client holds S classes, equal shares of each class",
             shards,
-            (Parameter("S", 1, example=2, whole=True),),
+            (Parameter("S", 1, example=2, integer=True),),
         ),
         PartitionKind(
             "quantity",
