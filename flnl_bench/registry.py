@@ -1,8 +1,4 @@
-"""The registry of methods: pluggy plugins from the entry points of group `flnl_bench`.
-
-A plugin that fails to import, and a method that cannot be used or has a name that is taken, is reported
-by name and skipped; it never takes the program down.
-"""
+"""The methods that plugins offer: their names, variants and hyper-parameters, and what else plugins add."""
 
 from __future__ import annotations
 
@@ -14,64 +10,55 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, Union
 
-import pluggy
-
 from flnl_bench.errors import BadInput, one_line, unknown
+from flnl_bench.tables import METHODS, Plugins, Table, installed
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
-
-GROUP = "flnl_bench"
-hookspec = pluggy.HookspecMarker(GROUP)
-hookimpl = pluggy.HookimplMarker(GROUP)
 
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")  # as written after --set key=
 
 KINDS = "int, float, bool, str, Literal[...] or one of them | None"  # what a hyper-parameter may be
 
 
-class Hooks:
-    """The hooks that a plugin may implement."""
+def check_method(cls: Any) -> None:
+    """Refuse what is not a method class that can be listed, set and run."""
+    from flnl_bench.api import Method
 
-    @hookspec
-    def flnl_register_methods(self) -> list[type[Method]]:
-        """Return the method classes that this plugin adds."""
-        return []
+    is_method = isinstance(cls, type) and issubclass(cls, Method)
+    if not (is_method and isinstance(getattr(cls, "name", None), str)):
+        raise BadInput(f"{cls!r} is not a Method class with a name")
+    try:
+        check_class(cls)
+    except Exception as error:  # also from the class's own code
+        why = str(error) if isinstance(error, BadInput) else one_line(error)
+        raise BadInput(f"class {cls.__name__}: {why}") from None
+
+
+def _no_methods() -> Table[type[Method]]:
+    return Table("method", METHODS, check_method)
 
 
 @dataclass
 class Registry:
-    """The methods found, where each came from, and the plugins that failed."""
+    """The methods found, and what else there is to say about plugins."""
 
-    methods: dict[str, type[Method]] = field(default_factory=dict)
-    origin: dict[str, str] = field(default_factory=dict)  # method → plugin
+    methods: Table[type[Method]] = field(default_factory=_no_methods)
     plugins: dict[str, str] = field(default_factory=dict)  # plugin → distribution
     problems: list[str] = field(default_factory=list)
+    tables: dict[str, Table[Any]] = field(default_factory=dict)  # of all kinds, methods too, with all entries
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """The plugin of each method."""
+        return self.methods.origin
 
     def add(self, plugin: str, cls: type[Method]) -> None:
         """Register one class of a plugin, or note why not."""
-        from flnl_bench.api import Method
-
-        is_method = isinstance(cls, type) and issubclass(cls, Method)
-        if not (is_method and isinstance(getattr(cls, "name", None), str)):
-            self.problems.append(f"plugin {plugin!r}: {cls!r} is not a Method class with a name; skipped")
-        elif cls.name in self.methods:
-            self.problems.append(
-                f"plugin {plugin!r}: method {cls.name!r} is already there "
-                f"(from {self.origin[cls.name]!r}); skipped"
-            )
-        else:
-            try:
-                check_class(cls)
-            except Exception as error:  # also from the class's own code
-                why = str(error) if isinstance(error, BadInput) else one_line(error)
-                self.problems.append(f"plugin {plugin!r}: class {cls.__name__}: {why}; skipped")
-                return
-            self.methods[cls.name] = cls
-            self.origin[cls.name] = plugin
+        if problem := self.methods.add(plugin, cls):
+            self.problems.append(problem)
 
     def names(self) -> list[str]:
         """All methods and variants."""
@@ -110,40 +97,28 @@ class Registry:
         return {key: parse_value(where + key, text, kinds[key]) for key, text in changes.items()}
 
 
-def load_registry() -> Registry:
-    """Load every plugin, each in a net of its own; this project's come first, so that nobody takes a name."""
-    registry = Registry()
-    found = [(entry.dist.name if entry.dist else "?", entry) for entry in entry_points(group=GROUP)]
-    for owner, entry in sorted(found, key=lambda pair: pair[0] != "flnl-bench"):
-        plugin = f"{owner}:{entry.name}" if entry.name in registry.plugins else entry.name
-        try:
-            classes = _offered(entry.load())
-        except (Exception, SystemExit) as error:
-            registry.problems.append(f"plugin {plugin!r} ({entry.value}): {one_line(error)}; skipped")
-            continue
-        registry.plugins[plugin] = owner
-        for cls in classes:
-            registry.add(plugin, cls)
-        if not classes:
-            registry.problems.append(
-                f"plugin {plugin!r} ({entry.value}) offers no method (is @hookimpl missing?)"
-            )
-    return registry
+def load_registry(plugins: Plugins | None = None) -> Registry:
+    """Everything that the plugins add, by default those that are installed now."""
+    from flnl_bench.data import DATASETS
+    from flnl_bench.models import MODELS
+    from flnl_bench.scenario import NOISES, PARTITIONS
 
-
-def _offered(plugin: object) -> list[type[Method]]:
-    """Ask one plugin for its methods, in a manager of its own: no plugin can spoil another."""
-    manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(Hooks)
-    manager.register(plugin)
-    manager.check_pending()
-    return [cls for answer in manager.hook.flnl_register_methods() for cls in answer]
+    plugins = plugins or Plugins()
+    methods = plugins.complete(_no_methods())
+    others: dict[str, Table[Any]] = {
+        "datasets": DATASETS,
+        "noises": NOISES,
+        "partitions": PARTITIONS,
+        "models": MODELS,
+    }
+    tables = {"methods": methods, **{kind: plugins.complete(table) for kind, table in others.items()}}
+    return Registry(methods, plugins.owners, plugins.problems, tables)
 
 
 @functools.cache
 def default_registry() -> Registry:
     """The registry of this process."""
-    return load_registry()
+    return load_registry(installed())
 
 
 # -- hyper-parameters on the command line -----------------------------------------------------------

@@ -15,7 +15,7 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.n
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
     {"errors", "streams", "processes"},
-    {"files"},
+    {"files", "tables"},
     {"config"},
     {"data"},
     {"scenario", "models"},
@@ -28,7 +28,7 @@ LAYERS = (
     {"plots", "report"},
     {"cli"},
 )
-LIGHT = ("cli", "registry", "config", "data", "scenario", "models", "leaderboards", "suite")
+LIGHT = ("cli", "registry", "tables", "config", "data", "scenario", "models", "leaderboards", "suite")
 LIGHT_FILES = ("flnl_bench.recorder.record", "flnl_bench.runs.resolve", "flnl_bench.runs.presets")
 HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
 LONGEST = 400  # lines of a file

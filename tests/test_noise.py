@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,17 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.noise import Setting, draw_client_noise, noisy_labels, parse_setting, whole
+from flnl_bench.scenario.noise import (
+    NOISES,
+    NoisyClient,
+    Setting,
+    draw_client_noise,
+    noisy_labels,
+    parse_setting,
+    rounded_down,
+)
 from flnl_bench.streams import stream
 
 seeds = st.integers(0, 2**31)
 ratios = st.floats(0, 1)
 
 
+def labels_of(true, kind, ratio, classes, class_map, rng):
+    """The given labels of one client of a data set of which only classes and class map matter."""
+    world = SimpleNamespace(name="toy", classes=range(classes), asymmetric=class_map, superclass=class_map)
+    client = NoisyClient(true, np.arange(len(true)), ratio, parse_setting("sym-1.0"), world, rng, seed=1)
+    return noisy_labels(kind, client)
+
+
 @given(clients=st.integers(1, 60), percent=st.integers(0, 100), seed=seeds)
 @settings(max_examples=60, deadline=None)
 def test_the_number_of_noisy_clients_is_the_share_rounded_down(clients, percent, seed):
-    drawn = draw_client_noise(Setting("sym", percent / 100, 0.5, 1.0), clients, seed, "toy")
+    drawn = draw_client_noise(Setting(NOISES["sym"], percent / 100, 0.5, 1.0), clients, seed, "toy")
     assert sum(kind != "clean" for kind in drawn.kinds) == percent * clients // 100
 
 
@@ -28,7 +44,7 @@ def test_the_number_of_noisy_clients_is_the_share_rounded_down(clients, percent,
 @settings(max_examples=40, deadline=None)
 def test_nominal_ratios_lie_in_the_range_of_the_setting(kind, bounds, seed):
     low, high = bounds
-    drawn = draw_client_noise(Setting(kind, 0.5, low, high), 20, seed, "toy")
+    drawn = draw_client_noise(Setting(NOISES[kind], 0.5, low, high), 20, seed, "toy")
     noisy = np.array(drawn.kinds) != "clean"
     assert np.all(drawn.nominal[noisy] >= low)
     assert np.all(drawn.nominal[noisy] <= high + 1e-12)
@@ -39,8 +55,8 @@ def test_nominal_ratios_lie_in_the_range_of_the_setting(kind, bounds, seed):
 @settings(max_examples=80, deadline=None)
 def test_symmetric_noise_never_keeps_the_class_and_has_the_realised_ratio(classes, size, ratio, seed):
     true = stream(seed, "true").integers(0, classes, size)
-    given_labels = noisy_labels(true, "sym", ratio, classes, np.arange(classes), stream(seed, "noise"))
-    assert (given_labels != true).sum() == whole(ratio * size)
+    given_labels = labels_of(true, "sym", ratio, classes, np.arange(classes), stream(seed, "noise"))
+    assert (given_labels != true).sum() == rounded_down(ratio * size)
     assert given_labels.min() >= 0
     assert given_labels.max() < classes
 
@@ -50,17 +66,17 @@ def test_symmetric_noise_never_keeps_the_class_and_has_the_realised_ratio(classe
 def test_asymmetric_noise_follows_its_map(classes, size, ratio, seed):
     rng = stream(seed, "world")
     true, class_map = rng.integers(0, classes, size), rng.integers(0, classes, classes)
-    given_labels = noisy_labels(true, "asym", ratio, classes, class_map, stream(seed, "noise"))
+    given_labels = labels_of(true, "asym", ratio, classes, class_map, stream(seed, "noise"))
     changed = given_labels != true
     assert np.array_equal(given_labels[changed], class_map[true[changed]])
-    assert changed.sum() <= whole(ratio * size)
+    assert changed.sum() <= rounded_down(ratio * size)
     if np.all(class_map != np.arange(classes)):
-        assert changed.sum() == whole(ratio * size)
+        assert changed.sum() == rounded_down(ratio * size)
 
 
 def test_symmetric_noise_reaches_all_other_classes_equally_even_from_a_client_with_one_class():
     true = np.full(99_000, 42)
-    wrong = noisy_labels(true, "sym", 1.0, 100, np.arange(100), stream(1, "noise"))
+    wrong = labels_of(true, "sym", 1.0, 100, np.arange(100), stream(1, "noise"))
     counts = np.bincount(wrong, minlength=100)
     assert counts[42] == 0
     others = np.delete(counts, 42)
@@ -71,14 +87,14 @@ def test_symmetric_noise_reaches_all_other_classes_equally_even_from_a_client_wi
 def test_candidates_are_drawn_over_the_whole_client():
     changed = np.zeros(100)
     for seed in range(300):
-        changed += noisy_labels(np.zeros(100, int), "sym", 0.5, 2, np.arange(2), stream(seed, "noise"))
+        changed += labels_of(np.zeros(100, int), "sym", 0.5, 2, np.arange(2), stream(seed, "noise"))
     assert changed.min() > 100  # 150 expected, standard deviation 9
     assert changed.max() < 200
 
 
 def test_clean_clients_keep_their_labels():
     true = np.arange(10)
-    assert np.array_equal(noisy_labels(true, "clean", 0.9, 10, true, stream(1, "noise")), true)
+    assert np.array_equal(labels_of(true, "clean", 0.9, 10, true, stream(1, "noise")), true)
 
 
 def test_mixed_clients_are_symmetric_or_asymmetric_by_a_fair_coin():
@@ -96,7 +112,7 @@ def test_the_noisy_clients_of_a_small_share_are_among_those_of_a_large_one():
     ("product", "expected"), [(0.29 * 100, 29), (0.6 * 100, 60), (0.57 * 100, 57), (1.999, 1)]
 )
 def test_rounding_down_survives_floating_point(product, expected):
-    assert whole(product) == expected
+    assert rounded_down(product) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,7 +137,7 @@ def test_a_setting_has_one_name_and_an_expected_ratio(name, canonical, ratio):
 
 def test_natural_noise_has_no_expected_ratio():
     assert math.isnan(parse_setting("real").expected_ratio)
-    assert parse_setting("real-aggre").labels == "aggre"
+    assert parse_setting("real-aggre").rest == "aggre"
 
 
 @pytest.mark.parametrize(

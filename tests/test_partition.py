@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from flnl_bench.errors import BadInput
 from flnl_bench.scenario import PARTITIONS, parse_partition
-from flnl_bench.scenario.partition import EXAMPLES
+from flnl_bench.scenario.partition import example
 from flnl_bench.streams import stream
 
+EXAMPLES = [example(kind) for kind in PARTITIONS.values()]
 NAMES = [*EXAMPLES, "dir-0.1", "dir-5.0", "fedcorr-0.3-1", "shard-1", "shard-5", "quantity-10.0"]
 
 
@@ -152,8 +153,11 @@ def test_a_partition_has_one_name(name, canonical):
     assert parse_partition(canonical) == parse_partition(name)
 
 
-def test_the_list_describes_each_kind():
-    assert [name.partition("-")[0] for name in PARTITIONS] == [name.partition("-")[0] for name in EXAMPLES]
+def test_every_kind_has_an_example_that_is_written_in_its_form():
+    assert EXAMPLES == ["iid", "dir-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3"]
+    forms = [kind.form for kind in PARTITIONS.values()]
+    assert forms == ["iid", "dir-ALPHA", "fedcorr-P-ALPHA", "shard-S", "quantity-ALPHA"]
+    assert [parse_partition(name).iid for name in EXAMPLES] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize(

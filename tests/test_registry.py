@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from flnl_bench import BadInput, Method, hookimpl, registry
+from flnl_bench import BadInput, Method, hookimpl, tables
 from flnl_bench.registry import (
     Registry,
     default_registry,
@@ -68,7 +68,7 @@ def load(monkeypatch):
     """Load the registry from these entry points alone."""
 
     def load_from(*entries):
-        monkeypatch.setattr(registry, "entry_points", lambda group: list(entries))
+        monkeypatch.setattr(tables, "entry_points", lambda group: list(entries))
         return load_registry()
 
     return load_from
@@ -140,7 +140,7 @@ class Undecorated:
 @pytest.mark.parametrize("offer", [Undecorated, plugin])
 def test_a_plugin_that_offers_nothing_is_reported(load, offer):
     found = load(Entry("empty", offer), Entry("b", lambda: plugin(Other)))
-    assert found.problems == ["plugin 'empty' (some_module) offers no method (is @hookimpl missing?)"]
+    assert found.problems == ["plugin 'empty' (some_module) offers nothing (is @hookimpl missing?)"]
     assert found.names() == ["other"]
 
 
@@ -193,7 +193,7 @@ def test_a_hook_with_another_name_is_reported_and_harms_nobody_else(load):
 def test_the_methods_of_this_project_come_through_the_same_door():
     from importlib.metadata import entry_points
 
-    assert "flnl_methods" in [entry.value for entry in entry_points(group=registry.GROUP)]
+    assert "flnl_methods" in [entry.value for entry in entry_points(group=tables.GROUP)]
 
 
 # -- names -------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 
 from flnl_bench.cli.suite import picture
+from flnl_bench.data import DATASETS
 from flnl_bench.runs.resolve import Request, describe, prepare
 from flnl_bench.suite import ray as on_ray
 from flnl_bench.suite.board import Board, State
 from flnl_bench.suite.file import read_suite
-from flnl_bench.suite.grid import TRAIN_IMAGES, fedavg_samples, make_grid
+from flnl_bench.suite.grid import fedavg_samples, make_grid
 from flnl_bench.suite.ray import cpus_of, room
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
@@ -150,7 +151,7 @@ def test_the_cost_is_that_of_fedavg(tmp_path):
     assert fedavg_samples(item.config) == 2 * 2 * 50 * 1  # rounds, clients of a round, samples, epochs
     record = flnl("run", *_as_options(item), "--json").json
     assert record["forward"] == record["backward"] == 200
-    assert TRAIN_IMAGES["digits"] == len(prepare(item.request).dataset.train_y)
+    assert DATASETS["digits"].train_images == len(prepare(item.request).dataset.train_y)
 
 
 def _as_options(item):

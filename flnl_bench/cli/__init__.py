@@ -12,7 +12,7 @@ import typer
 
 from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
 from flnl_bench.cli.console import note
-from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.errors import BadInput, BrokenContract, MissingData
 from flnl_bench.processes import terminate_as_interrupt
 
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
@@ -63,7 +63,7 @@ def _execute(arguments: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except run.Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
-    except run.Failed as error:
+    except (run.Failed, BrokenContract) as error:
         return _fail(FAILED, str(error))
     except BadInput as error:
         return _fail(BAD_INPUT, str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,15 +14,18 @@ from flnl_bench.errors import unknown
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
-    from flnl_bench.registry import Registry
+    from flnl_bench.tables import Table
 
+E = TypeVar("E")
 
 Rows = list[dict[str, Any]]  # each with a name and a description
 
 
 def methods() -> Rows:
     """Methods and variants, with their hyper-parameters."""
-    registry = _registry()
+    from flnl_bench.registry import default_registry
+
+    registry = default_registry()
     return [
         {
             "name": name,
@@ -40,41 +43,56 @@ def datasets() -> Rows:
     """Data sets and where they come from."""
     from flnl_bench.data import DATASETS
 
-    return [dataclasses.asdict(info) for info in DATASETS.values()]
+    return [
+        {
+            "name": kind.form,
+            "description": kind.help,
+            "classes": kind.classes,
+            "train_images": kind.train_images,
+            "source": kind.source,
+            "offline": kind.offline,
+            "plugin": plugin,
+        }
+        for kind, plugin in _entries(DATASETS)
+    ]
 
 
 def settings() -> Rows:
     """Forms of settings: the label noise."""
-    from flnl_bench.scenario import SETTINGS
+    from flnl_bench.scenario import NOISES
 
-    return _named(SETTINGS)
+    return [_row(kind.form, kind.about, plugin) for kind, plugin in _entries(NOISES)]
 
 
 def partitions() -> Rows:
     """Forms of partitions: who holds which images."""
     from flnl_bench.scenario import PARTITIONS
 
-    return _named(PARTITIONS)
+    return [_row(kind.form, kind.about, plugin) for kind, plugin in _entries(PARTITIONS)]
 
 
 def models() -> Rows:
     """Networks."""
     from flnl_bench.models import MODELS
 
-    return _named(MODELS)
+    return [_row(kind.name, kind.help, plugin) for kind, plugin in _entries(MODELS)]
 
 
 def presets() -> Rows:
     """Presets, with the protocol of each data set."""
     from flnl_bench.data import DATASETS
     from flnl_bench.runs.presets import PRESETS, load_preset
+    from flnl_bench.runs.resolve import protocol
 
     loaded = [load_preset(name) for name in PRESETS]
     return [
         {
             "name": preset.name,
             "description": preset.description,
-            "protocols": {name: dataclasses.asdict(preset.training(name)) for name in DATASETS},
+            "protocols": {
+                kind.form: dataclasses.asdict(protocol(preset, kind.form, {}))
+                for kind in DATASETS.complete().values()
+            },
         }
         for preset in loaded
     ]
@@ -82,20 +100,23 @@ def presets() -> Rows:
 
 def plugins() -> Rows:
     """Plugins, the distribution of each and what it adds."""
-    registry = _registry()
-    added = {
-        plugin: [m for m, origin in registry.origin.items() if origin == plugin]
-        for plugin in registry.plugins
-    }
-    return [
-        {
-            "name": plugin,
-            "description": f"from {distribution}: {', '.join(added[plugin]) or 'nothing'}",
-            "distribution": distribution,
-            "methods": added[plugin],
+    from flnl_bench.registry import default_registry
+
+    registry = default_registry()
+    rows = []
+    for plugin, distribution in registry.plugins.items():
+        added = {
+            kind: [name for name, origin in table.origin.items() if origin == plugin]
+            for kind, table in registry.tables.items()
         }
-        for plugin, distribution in registry.plugins.items()
-    ]
+        told = [
+            f"{'' if kind == 'methods' else kind + ' '}{', '.join(names)}"
+            for kind, names in added.items()
+            if names
+        ]
+        description = f"from {distribution}: {'; '.join(told) or 'nothing'}"
+        rows.append({"name": plugin, "description": description, "distribution": distribution, **added})
+    return rows
 
 
 KINDS: dict[str, Callable[[], Rows]] = {
@@ -103,17 +124,14 @@ KINDS: dict[str, Callable[[], Rows]] = {
 }
 
 
-def _named(names: Mapping[str, str]) -> Rows:
-    return [{"name": name, "description": description} for name, description in names.items()]
+def _entries(table: Table[E]) -> list[tuple[E, str]]:
+    """The entries of a kind, those of plugins too, with the plugin of each."""
+    full = table.complete()
+    return [(entry, full.origin[name]) for name, entry in full.items()]
 
 
-def _registry() -> Registry:
-    from flnl_bench.registry import default_registry
-
-    registry = default_registry()
-    for problem in registry.problems:
-        note(f"warning: {problem}")
-    return registry
+def _row(name: str, description: str, plugin: str) -> dict[str, Any]:
+    return {"name": name, "description": description, "plugin": plugin}
 
 
 def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
@@ -141,7 +159,11 @@ def list_names(
     """List methods, data sets, settings, partitions, models, presets and plugins."""
     if kind is not None and kind not in KINDS:
         raise unknown("kind", kind, KINDS)
+    from flnl_bench.tables import installed
+
     found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
+    for problem in installed().problems:
+        note(f"warning: {problem}")
     if as_json:
         print_json(found)
         return
@@ -166,7 +188,7 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     """What people read about one name; --json has more."""
     lines = [row["description"]]
     if row.get("source"):
-        lines[0] += f" · {row['source'].replace('NAME', row['name'])}"
+        lines[0] += f" · {row['source']}"
     if row.get("reference"):
         lines.append(row["reference"])
     if row.get("variants"):

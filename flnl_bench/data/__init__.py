@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from flnl_bench.data.catalogue import DATASETS, DatasetInfo, dataset_name, load_dataset
-from flnl_bench.data.dataset import Augmentation, Dataset, data_root
+from flnl_bench.data.catalogue import DATASETS, dataset_name, find_dataset, load_dataset
+from flnl_bench.data.dataset import Augmentation, Dataset, DatasetKind, LoadProgress, data_root
 
-__all__ = ["DATASETS", "Augmentation", "Dataset", "DatasetInfo", "data_root", "dataset_name", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "Augmentation",
+    "Dataset",
+    "DatasetKind",
+    "LoadProgress",
+    "data_root",
+    "dataset_name",
+    "find_dataset",
+    "load_dataset",
+]

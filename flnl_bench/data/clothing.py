@@ -5,20 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.data.class_maps import CLOTHING1M
-from flnl_bench.data.dataset import HOW_TO_POINT, Augmentation, Dataset
+from flnl_bench.data import class_maps
+from flnl_bench.data.dataset import HOW_TO_POINT, Augmentation, Dataset, DatasetKind, LoadProgress
 from flnl_bench.data.own import open_image
 from flnl_bench.errors import BadInput, MissingData, one_line
 
 SIDE = 256  # stored side; the network sees a crop of 224
 CHUNK = 256  # images between two reports of progress
-Progress = Callable[[str, int, int], None]  # what, done, of how many
 # part: (list of images, list of labels)
 LISTS = {
     "train": ("noisy_train_key_list.txt", "noisy_label_kv.txt"),
@@ -26,7 +24,7 @@ LISTS = {
 }
 
 
-def load_clothing1m(root: Path, progress: Progress | None = None) -> Dataset:
+def load_clothing1m(root: Path, progress: LoadProgress | None = None) -> Dataset:
     """The noisy train part and the clean test part; true train labels are not known."""
     folder = root / "clothing1m"
     missing = [file for pair in LISTS.values() for file in pair if not (folder / file).is_file()]
@@ -44,7 +42,7 @@ def load_clothing1m(root: Path, progress: Progress | None = None) -> Dataset:
         train_y=labels["train"],
         test_x=images["test"],
         test_y=labels["test"],
-        classes=CLOTHING1M,
+        classes=class_maps.CLOTHING1M,
         mean=(0.6959, 0.6537, 0.6371),
         std=(0.3113, 0.3192, 0.3214),
         augmentation=Augmentation(size=224, pad=0, resized_crop=True),
@@ -64,12 +62,13 @@ def _keys(file: Path) -> list[str]:
 def _labels(file: Path, keys: list[str]) -> np.ndarray:
     """The label of each key, from lines "path label"."""
     table: dict[str, int] = {}
+    highest = len(class_maps.CLOTHING1M) - 1
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         key, _, label = line.strip().rpartition(" ")
         if not line.strip():
             continue
-        if not key or not label.isdigit() or int(label) >= len(CLOTHING1M):
-            raise BadInput(f"{file} line {number}: expected a path and a label (0 to {len(CLOTHING1M) - 1})")
+        if not key or not label.isdigit() or int(label) > highest:
+            raise BadInput(f"{file} line {number}: expected a path and a label (0 to {highest})")
         table[key] = int(label)
     without = next((key for key in keys if key not in table), None)
     if without is not None:
@@ -77,7 +76,7 @@ def _labels(file: Path, keys: list[str]) -> np.ndarray:
     return np.array([table[key] for key in keys], dtype=np.int64)
 
 
-def _decoded(folder: Path, part: str, keys: list[str], progress: Progress | None) -> np.ndarray:
+def _decoded(folder: Path, part: str, keys: list[str], progress: LoadProgress | None) -> np.ndarray:
     """The memory map of a part, made if it is not there; its name tells for which list it was made."""
     from filelock import FileLock
 
@@ -95,7 +94,7 @@ def _decoded(folder: Path, part: str, keys: list[str], progress: Progress | None
         raise BadInput(f"cannot write or read {target}: {one_line(error)}") from None
 
 
-def _decode(folder: Path, keys: list[str], target: Path, progress: Progress | None) -> None:
+def _decode(folder: Path, keys: list[str], target: Path, progress: LoadProgress | None) -> None:
     """Write all images beside `target`, then rename, so that a kill leaves no half file under its name."""
     needed, free = len(keys) * 3 * SIDE * SIDE, shutil.disk_usage(folder).free
     if needed > free:
@@ -108,7 +107,7 @@ def _decode(folder: Path, keys: list[str], target: Path, progress: Progress | No
         partial.unlink(missing_ok=True)
 
 
-def _fill(target: Path, files: list[Path], progress: Progress | None) -> None:
+def _fill(target: Path, files: list[Path], progress: LoadProgress | None) -> None:
     """Decode chunk by chunk into a memory map; no more than a chunk is held in memory."""
     shape = (len(files), 3, SIDE, SIDE)
     images = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
@@ -124,3 +123,13 @@ def _fill(target: Path, files: list[Path], progress: Progress | None) -> None:
 
 def _resized(file: Path) -> np.ndarray:
     return np.asarray(open_image(file, "RGB").resize((SIDE, SIDE))).transpose(2, 0, 1)
+
+
+CLOTHING1M = DatasetKind(
+    "clothing1m",
+    "1,000,000 photographs of clothes (setting real)",
+    load_clothing1m,
+    classes=14,
+    train_images=1_000_000,
+    source="clothing1m/ in the data folder",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,29 @@ from flnl_bench.errors import BadInput
 from flnl_bench.streams import stream
 
 SAMPLED_IMAGES = 64  # images of each part that go into the digest: enough to tell two data sets apart
+
+
+LoadProgress = Callable[[str, int, int], None]  # what, done, of how many
+
+
+@dataclass(frozen=True)
+class DatasetKind:
+    """A data set by name, or a way to read data sets from a path, written NAME:PATH."""
+
+    name: str  # lower-case words joined by dashes
+    help: str
+    load: Callable[[Path, LoadProgress | None], Dataset]  # from the data folder, or from PATH
+    classes: int | None = None  # None: read from the data
+    train_images: int | None = None  # for estimates of cost; None: read from the data
+    source: str = ""  # where the data come from
+    offline: bool = False  # works on a machine that was never online
+    takes_path: bool = False
+    model: str | None = None  # the network where a preset does not name one for this data set
+
+    @property
+    def form(self) -> str:
+        """How it is written."""
+        return f"{self.name}:PATH" if self.takes_path else self.name
 
 
 @dataclass(frozen=True)
@@ -54,6 +77,55 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.asymmetric.size == 0:
             object.__setattr__(self, "asymmetric", next_class(len(self.classes)))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        name: str,
+        train_x: np.ndarray,
+        train_y: np.ndarray,
+        test_x: np.ndarray,
+        test_y: np.ndarray,
+        classes: tuple[str, ...] = (),
+        given: Mapping[str, np.ndarray] | None = None,
+    ) -> Dataset:
+        """A data set about which nothing is known but its arrays, each of which is checked.
+
+        Args:
+            name: of the data set, for messages too.
+            train_x: square uint8 images, N×H×W, N×H×W×C or N×C×H×W with 1 or 3 channels.
+            train_y: their true labels, from 0.
+            test_x: images of the same shape.
+            test_y: their labels.
+            classes: names; else the numbers of the labels.
+            given: natural noisy labels of the train images by name.
+        """
+        train_x, test_x = as_images(train_x, f"{name}: train_x"), as_images(test_x, f"{name}: test_x")
+        if train_x.shape[1:] != test_x.shape[1:]:
+            shapes = f"{train_x.shape[1:]} and {test_x.shape[1:]}"
+            raise BadInput(f"{name}: the images of train_x and test_x differ in shape: {shapes}")
+        train_y = as_labels(train_y, len(train_x), f"{name}: train_y", len(classes) or None)
+        classes = classes or tuple(str(label) for label in range(int(train_y.max()) + 1))
+        if len(classes) < 2:
+            raise BadInput(f"data set {name!r} has one class; at least two are needed")
+        size, in_colour = train_x.shape[2], train_x.shape[1] == 3
+        mean, std = channel_statistics(train_x)
+        return cls(
+            name=name,
+            train_x=train_x,
+            train_y=train_y,
+            test_x=test_x,
+            test_y=as_labels(test_y, len(test_x), f"{name}: test_y", len(classes)),
+            classes=classes,
+            mean=mean,
+            std=std,
+            # Grey images are often glyphs or scans, whose mirror image means something else.
+            augmentation=Augmentation(size, pad=size // 8, flip=in_colour, colour=in_colour),
+            given={
+                key: as_labels(labels, len(train_x), f"{name}: {key}", len(classes))
+                for key, labels in (given or {}).items()
+            },
+        )
 
     @property
     def family(self) -> str:

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.data.class_maps import DIGITS
-from flnl_bench.data.dataset import Augmentation, Dataset, channel_statistics, stratified_split
+from flnl_bench.data import class_maps
+from flnl_bench.data.dataset import (
+    Augmentation,
+    Dataset,
+    DatasetKind,
+    LoadProgress,
+    channel_statistics,
+    stratified_split,
+)
 
 
-def load_digits() -> Dataset:
+def load_digits(root: Path, progress: LoadProgress | None = None) -> Dataset:
     """1,437 train and 360 test images of 8×8 pixels."""
     pixels, labels = read_table()
     images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
@@ -23,7 +30,7 @@ def load_digits() -> Dataset:
         train_y=labels[train],
         test_x=images[test],
         test_y=labels[test],
-        classes=DIGITS,
+        classes=class_maps.DIGITS,
         mean=mean,
         std=std,
         # Three operations and a square of half the side leave little of an 8×8 image to be learnt from.
@@ -45,3 +52,14 @@ def read_table() -> tuple[np.ndarray, np.ndarray]:
         return embedded(return_X_y=True)
     table = np.loadtxt(file, delimiter=",")
     return table[:, :-1], table[:, -1].astype(np.int64)
+
+
+DIGITS = DatasetKind(
+    "digits",
+    "1,797 grey 8×8 digits of scikit-learn",
+    load_digits,
+    classes=10,
+    train_images=1_437,
+    source="embedded",
+    offline=True,
+)

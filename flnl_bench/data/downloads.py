@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import socket
 import sys
@@ -13,7 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from flnl_bench.data import class_maps
-from flnl_bench.data.dataset import HOW_TO_POINT, Augmentation, Dataset, as_images, as_labels
+from flnl_bench.data.dataset import (
+    HOW_TO_POINT,
+    Augmentation,
+    Dataset,
+    DatasetKind,
+    LoadProgress,
+    as_images,
+    as_labels,
+)
 from flnl_bench.errors import BadInput, MissingData, one_line
 from flnl_bench.files import read_npz
 
@@ -26,6 +35,8 @@ Arrays = dict[str, np.ndarray]
 class Source:
     """What is fixed about one of these data sets."""
 
+    help: str
+    train_images: int
     torchvision: str  # its class in torchvision.datasets
     classes: tuple[str, ...]
     channels: int
@@ -39,21 +50,30 @@ class Source:
 _NEXT = class_maps.next_class(10)
 SOURCES: dict[str, Source] = {
     "mnist": Source(
-        "MNIST", class_maps.DIGITS, 1, (0.1307,), (0.3081,), Augmentation(28, 2, False, colour=False), _NEXT
+        "70,000 grey 28×28 digits",
+        60_000,
+        "MNIST",
+        class_maps.DIGITS,
+        1,
+        (0.1307,),
+        (0.3081,),
+        Augmentation(28, 2, False, colour=False),
+        _NEXT,
     ),
     "fashion-mnist": Source(
-        "FashionMNIST", class_maps.FASHION, 1, (0.2860,), (0.3530,), Augmentation(28, 2, colour=False), _NEXT
-    ),
-    "svhn": Source(
-        "SVHN",
-        class_maps.DIGITS,
-        3,
-        (0.4377, 0.4438, 0.4728),
-        (0.1980, 0.2010, 0.1970),
-        Augmentation(32, flip=False),
+        "70,000 grey 28×28 pieces of clothing",
+        60_000,
+        "FashionMNIST",
+        class_maps.FASHION,
+        1,
+        (0.2860,),
+        (0.3530,),
+        Augmentation(28, 2, colour=False),
         _NEXT,
     ),
     "cifar10": Source(
+        "60,000 colour 32×32 photographs",
+        50_000,
         "CIFAR10",
         class_maps.CIFAR10,
         3,
@@ -63,6 +83,8 @@ SOURCES: dict[str, Source] = {
         class_maps.CIFAR10_ASYMMETRIC,
     ),
     "cifar100": Source(
+        "60,000 colour 32×32 photographs",
+        50_000,
         "CIFAR100",
         class_maps.CIFAR100,
         3,
@@ -72,10 +94,21 @@ SOURCES: dict[str, Source] = {
         class_maps.CIFAR100_ASYMMETRIC,
         class_maps.CIFAR100_ASYMMETRIC_SUPER,
     ),
+    "svhn": Source(
+        "99,289 colour 32×32 house numbers",
+        73_257,
+        "SVHN",
+        class_maps.DIGITS,
+        3,
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
+        Augmentation(32, flip=False),
+        _NEXT,
+    ),
 }
 
 
-def load_download(name: str, root: Path) -> Dataset:
+def load_download(name: str, root: Path, progress: LoadProgress | None = None) -> Dataset:
     """NAME.npz of the data folder, else torchvision's files, else a download."""
     source = SOURCES[name]
     file = root / f"{name}.npz"
@@ -186,7 +219,7 @@ HUMAN = {
 }
 
 
-def load_human(name: str, root: Path) -> Dataset:
+def load_human(name: str, root: Path, progress: LoadProgress | None = None) -> Dataset:
     """The images of CIFAR with every set of human labels in `given`."""
     source = HUMAN[name]
     file, labels = _read_labels(name, source, root)
@@ -234,3 +267,27 @@ def _numpy_types() -> list:
     kinds = [type(np.dtype(kind)) for kind in ("uint8", "int32", "int64")]
     old = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     return [*old, np.ndarray, np.dtype, *kinds]
+
+
+DOWNLOADS = tuple(
+    DatasetKind(
+        name,
+        source.help,
+        functools.partial(load_download, name),
+        classes=len(source.classes),
+        train_images=source.train_images,
+        source=f"downloaded by torchvision, or {name}.npz in the data folder",
+    )
+    for name, source in SOURCES.items()
+)
+HUMAN_LABELS = tuple(
+    DatasetKind(
+        name,
+        f"{labels.images} with human labels (setting real)",
+        functools.partial(load_human, name),
+        classes=len(SOURCES[labels.images].classes),
+        train_images=SOURCES[labels.images].train_images,
+        source=f"{labels.npz} or the published {labels.published} in the data folder",
+    )
+    for name, labels in HUMAN.items()
+)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flnl_bench.data.dataset import (
-    Augmentation,
-    Dataset,
-    as_images,
-    as_labels,
-    channel_statistics,
-    stratified_split,
-)
+from flnl_bench.data.dataset import Dataset, DatasetKind, LoadProgress, stratified_split
 from flnl_bench.errors import BadInput, MissingData, one_line
 from flnl_bench.files import read_npz
 
@@ -25,59 +19,21 @@ if TYPE_CHECKING:
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
-def load_npz(path: Path) -> Dataset:
+def load_npz(path: Path, progress: LoadProgress | None = None) -> Dataset:
     """Arrays train_x, train_y, test_x, test_y; optional noisy labels (given or noisy_y) and class names."""
     if not path.is_file():
         raise MissingData(f"data set 'npz:{path}': there is no file {path}; it must hold {', '.join(PARTS)}")
     arrays = read_npz(path, PARTS, ("given", "noisy_y", "classes"))
-    train_x, test_x = (as_images(arrays[key], f"{path}: {key}") for key in ("train_x", "test_x"))
-    if train_x.shape[1:] != test_x.shape[1:]:
-        shapes = f"{train_x.shape[1:]} and {test_x.shape[1:]}"
-        raise BadInput(f"{path}: the images of train_x and test_x differ in shape: {shapes}")
+    noisy: dict[str, np.ndarray] = {key: arrays[key] for key in ("given", "noisy_y") if key in arrays}
+    parts = {key: arrays[key] for key in PARTS}
     names = _class_names(arrays, path)
-    count = len(names) if names else None
-    train_y = as_labels(arrays["train_y"], len(train_x), f"{path}: train_y", count)
-    names = names or tuple(str(label) for label in range(int(train_y.max()) + 1))
-    test_y = as_labels(arrays["test_y"], len(test_x), f"{path}: test_y", len(names))
-    given = {}
-    for key in ("noisy_y", "given"):
-        if key in arrays:
-            given["noisy"] = as_labels(arrays[key], len(train_x), f"{path}: {key}", len(names))
-    return own_dataset(f"npz:{path}", train_x, train_y, test_x, test_y, names, given)
+    dataset = Dataset.from_arrays(f"npz:{path}", **parts, classes=names, given=noisy)
+    return replace(dataset, given={"noisy": dataset.given[next(iter(noisy))]}) if noisy else dataset
 
 
-def load_folder(path: Path) -> Dataset:
+def load_folder(path: Path, progress: LoadProgress | None = None) -> Dataset:
     """Image files in PATH/train/CLASS and PATH/test/CLASS, or in PATH/CLASS with a fixed split."""
-    return own_dataset(f"folder:{path}", *read_folder(path))
-
-
-def own_dataset(
-    name: str,
-    train_x: np.ndarray,
-    train_y: np.ndarray,
-    test_x: np.ndarray,
-    test_y: np.ndarray,
-    classes: tuple[str, ...],
-    given: dict[str, np.ndarray] | None = None,
-) -> Dataset:
-    """A data set about which nothing is known but its arrays."""
-    if len(classes) < 2:
-        raise BadInput(f"data set {name!r} has one class; at least two are needed")
-    size, in_colour = train_x.shape[2], train_x.shape[1] == 3
-    mean, std = channel_statistics(train_x)
-    return Dataset(
-        name=name,
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        classes=classes,
-        mean=mean,
-        std=std,
-        # Grey images are often glyphs or scans, whose mirror image means something else.
-        augmentation=Augmentation(size, pad=size // 8, flip=in_colour, colour=in_colour),
-        given=given or {},
-    )
+    return Dataset.from_arrays(f"folder:{path}", *read_folder(path))
 
 
 def _class_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
@@ -161,3 +117,23 @@ def open_image(file: Path, mode: str | None = None) -> Image:
             return image.convert(mode) if mode else image.copy()
     except Exception as error:  # Pillow raises many kinds for broken bytes
         raise BadInput(f"cannot read the image {file}: {one_line(error)}") from None
+
+
+OWN_DATA = (
+    DatasetKind(
+        "npz",
+        "your train_x, train_y, test_x, test_y",
+        load_npz,
+        source="a file",
+        offline=True,
+        takes_path=True,
+    ),
+    DatasetKind(
+        "folder",
+        "your images, a sub-folder a class",
+        load_folder,
+        source="a folder",
+        offline=True,
+        takes_path=True,
+    ),
+)

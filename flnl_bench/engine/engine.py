@@ -174,7 +174,7 @@ class Engine:
             batch_size=training.batch_size,
             classes=scenario.classes,
             expected_noise=parse_setting(scenario.setting).expected_ratio,
-            iid=parse_partition(scenario.partition).kind == "iid",
+            iid=parse_partition(scenario.partition).iid,
         )
         spec = WorkerSpec(
             method=method,

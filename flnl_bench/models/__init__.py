@@ -1,22 +1,115 @@
-"""The networks by name; torch is loaded only when one is built."""
+"""The table of networks; torch is loaded only when one is built."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from flnl_bench.errors import BadInput, expect, unknown
+from flnl_bench.tables import Table, call, check_entry
+
 if TYPE_CHECKING:
+    from torch import nn
+
     from flnl_bench.models.network import Network
 
-MODELS: dict[str, str] = {
-    "tiny-cnn": "three convolutions for small grey images (8×8 to 28×28), 94 thousand weights",
-    "tiny-cnn-16": "tiny-cnn half as wide: faster, but too weak to tell wrong labels, 24 thousand weights",
-    "resnet8": "CIFAR ResNet with one block a stage, 75 thousand weights",
-    "resnet8-half": "resnet8 with a stride of 2 in the stem, so a quarter of its work, 75 thousand weights",
-    "resnet20": "CIFAR ResNet of He et al. with three blocks a stage, 0.27 million weights",
-    "resnet18": "ResNet-18 with a 3×3 stem for 32×32 images, 11.2 million weights",
-    "resnet34": "ResNet-34 with a 3×3 stem for 32×32 images, 21.3 million weights",
-    "resnet50": "torchvision's ResNet-50 for 224×224 images, optional ImageNet weights, 23.5 million weights",
-}
+NORMS = ("batch", "group")
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A network by name, without its head.
+
+    `build(channels, norm)` gives a module that turns images [B, channels, H, W] into features [B, D] and
+    says D in its attribute `feature_size`.
+    """
+
+    name: str  # lower-case words joined by dashes
+    help: str  # with the number of weights
+    build: Callable[[int, str], nn.Module]
+    pretrained: Callable[[], nn.Module] | None = (
+        None  # the same with ImageNet weights, for colour and "batch"
+    )
+
+
+def check_model(entry: object) -> None:
+    """Refuse an entry that could not be built."""
+    check_entry(ModelKind, entry)
+    assert isinstance(entry, ModelKind)
+    if not callable(entry.build):
+        raise BadInput(f"ModelKind {entry.name!r} has no function `build`")
+
+
+def _backbones() -> ModuleType:
+    from flnl_bench.models import backbones
+
+    return backbones
+
+
+MODELS: Table[ModelKind] = Table(
+    "model",
+    "flnl_register_models",
+    check_model,
+    (
+        ModelKind(
+            "tiny-cnn",
+            "three convolutions for small grey images (8×8 to 28×28), 94 thousand weights",
+            lambda channels, norm: _backbones().tiny_cnn(channels, norm),
+        ),
+        ModelKind(
+            "tiny-cnn-16",
+            "tiny-cnn half as wide: faster, but too weak to tell wrong labels, 24 thousand weights",
+            lambda channels, norm: _backbones().tiny_cnn(channels, norm, width=16),
+        ),
+        ModelKind(
+            "resnet8",
+            "CIFAR ResNet with one block a stage, 75 thousand weights",
+            lambda channels, norm: _backbones().thin_resnet(8, channels, norm),
+        ),
+        ModelKind(
+            "resnet8-half",
+            "resnet8 with a stride of 2 in the stem, so a quarter of its work, 75 thousand weights",
+            lambda channels, norm: _backbones().thin_resnet(8, channels, norm, stride=2),
+        ),
+        ModelKind(
+            "resnet20",
+            "CIFAR ResNet of He et al. with three blocks a stage, 0.27 million weights",
+            lambda channels, norm: _backbones().thin_resnet(20, channels, norm),
+        ),
+        ModelKind(
+            "resnet18",
+            "ResNet-18 with a 3×3 stem for 32×32 images, 11.2 million weights",
+            lambda channels, norm: _backbones().wide_resnet((2, 2, 2, 2), channels, norm),
+        ),
+        ModelKind(
+            "resnet34",
+            "ResNet-34 with a 3×3 stem for 32×32 images, 21.3 million weights",
+            lambda channels, norm: _backbones().wide_resnet((3, 4, 6, 3), channels, norm),
+        ),
+        ModelKind(
+            "resnet50",
+            "torchvision's ResNet-50 for 224×224 images, optional ImageNet weights, 23.5 million weights",
+            lambda channels, norm: _backbones().resnet50(channels, norm),
+            pretrained=lambda: _backbones().pretrained_resnet50(),
+        ),
+    ),
+)
+
+
+def find_model(name: str, norm: str = "batch", pretrained: bool = False) -> ModelKind:
+    """The entry of a network that can be had like this, or an error that says what is allowed."""
+    kind = MODELS.find(name)
+    if norm not in NORMS:
+        raise unknown("norm", norm, NORMS)
+    if pretrained and (kind.pretrained is None or norm != "batch"):
+        have = ", ".join(each.name for each in MODELS.complete().values() if each.pretrained)
+        asked = name if norm == "batch" else f"{name} with the norm {norm!r}"
+        raise BadInput(
+            f"{asked} has no ImageNet weights; ImageNet weights are there for --model {have} --norm batch"
+        )
+    return kind
 
 
 def make_network(
@@ -31,9 +124,16 @@ def make_network(
         norm: "batch" or "group".
         pretrained: start from ImageNet weights; resnet50 only.
     """
-    from flnl_bench.models.backbones import build_network
+    from flnl_bench.models.network import Network
 
-    return build_network(name, channels, classes, norm, pretrained)
+    kind, who = find_model(name, norm, pretrained), f"model {name!r}"
+    if pretrained and channels != 3:
+        raise BadInput(f"the ImageNet weights of {name} need three channels, not {channels}")
+    build, arguments = (kind.pretrained, ()) if pretrained else (kind.build, (channels, norm))
+    backbone = call(who, build, *arguments)  # type: ignore[arg-type]
+    size = getattr(backbone, "feature_size", None)
+    expect(isinstance(size, int), who, "build must give a module with an integer `feature_size`", backbone)
+    return Network(backbone, size, classes)  # type: ignore[arg-type]
 
 
-__all__ = ["MODELS", "make_network"]
+__all__ = ["MODELS", "NORMS", "ModelKind", "find_model", "make_network"]

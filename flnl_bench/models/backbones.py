@@ -1,17 +1,17 @@
-"""The backbones of the networks, and how they are built by name."""
+"""The backbones of the networks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench.errors import BadInput, MissingData, unknown
-from flnl_bench.models import MODELS
-from flnl_bench.models.network import Network
+from flnl_bench.errors import MissingData, unknown
+from flnl_bench.models import NORMS
 
-NORMS = ("batch", "group")
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -29,11 +29,12 @@ def normalisation(norm: str, channels: int) -> nn.Module:
     raise unknown("norm", norm, NORMS)
 
 
-def initialise(module: nn.Module) -> None:
-    """Draw the weights of all convolutions as He et al. (2015) do, by their fan-out."""
+def initialised(module: Module) -> Module:
+    """The module with the weights of all convolutions drawn as He et al. (2015) do, by their fan-out."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    return module
 
 
 class TinyCNN(nn.Module):
@@ -131,54 +132,39 @@ class ResNet(nn.Module):
         return self.blocks(self.stem(x)).mean((2, 3))
 
 
+def tiny_cnn(channels: int, norm: str, width: int = 32) -> TinyCNN:
+    """The smallest network."""
+    return initialised(TinyCNN(channels, norm, width))
+
+
 def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet:
     """The network of 6n + 2 layers, n blocks a stage; `stride` is that of the stem."""
-    return ResNet(channels, (16, 32, 64), [(depth - 2) // 6] * 3, norm, projection=False, stride=stride)
+    blocks = [(depth - 2) // 6] * 3
+    return initialised(ResNet(channels, (16, 32, 64), blocks, norm, projection=False, stride=stride))
 
 
 def wide_resnet(blocks: Sequence[int], channels: int, norm: str) -> ResNet:
     """The network of 64 to 512 channels with these blocks a stage."""
-    return ResNet(channels, (64, 128, 256, 512), blocks, norm, projection=True)
+    return initialised(ResNet(channels, (64, 128, 256, 512), blocks, norm, projection=True))
 
 
-def build_network(name: str, channels: int, classes: int, norm: str, pretrained: bool) -> Network:
-    """The network called `name`; see `flnl_bench.models.make_network`."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    if norm not in NORMS:
-        raise unknown("norm", norm, NORMS)
-    if pretrained and name != "resnet50":
-        raise BadInput(f"{name} has no ImageNet weights (only resnet50 has)")
-    if name == "resnet50":
-        return Network(_resnet50(channels, norm, pretrained), 2048, classes)
-    backbone = _small_backbone(name, channels, norm)
-    initialise(backbone)
-    return Network(backbone, backbone.feature_size, classes)
-
-
-def _small_backbone(name: str, channels: int, norm: str) -> TinyCNN | ResNet:
-    if name in ("tiny-cnn", "tiny-cnn-16"):
-        return TinyCNN(channels, norm, 32 if name == "tiny-cnn" else 16)
-    if name in ("resnet18", "resnet34"):
-        return wide_resnet({"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[name], channels, norm)
-    depth, stride = {"resnet8": (8, 1), "resnet8-half": (8, 2), "resnet20": (20, 1)}[name]
-    return thin_resnet(depth, channels, norm, stride)
-
-
-def _resnet50(channels: int, norm: str, pretrained: bool) -> nn.Module:
-    """torchvision's ResNet-50 without its head."""
-    if pretrained and (channels, norm) != (3, "batch"):
-        raise BadInput("the ImageNet weights of resnet50 need three channels and the norm 'batch'")
+def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None) -> nn.Module:
+    """torchvision's ResNet-50 without its head, its weights as torchvision draws them, or these."""
     from torchvision.models import resnet50  # seconds to import, so only when asked for
 
     backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
     if channels != 3:
-        backbone.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-        initialise(backbone.conv1)
-    if pretrained:
-        backbone.load_state_dict(_imagenet_weights())
+        backbone.conv1 = initialised(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False))
+    if weights is not None:
+        backbone.load_state_dict(weights)
     backbone.fc = nn.Identity()
+    backbone.feature_size = 2048
     return backbone
+
+
+def pretrained_resnet50() -> nn.Module:
+    """ResNet-50 with torchvision's first ImageNet weights."""
+    return resnet50(3, "batch", _imagenet_weights())
 
 
 def _imagenet_weights() -> dict[str, object]:

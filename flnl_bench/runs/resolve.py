@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.data import Dataset, dataset_name, load_dataset
-from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
+from flnl_bench.errors import require
+from flnl_bench.models import find_model
 from flnl_bench.registry import Registry, default_registry, values_of
-from flnl_bench.runs.presets import load_preset
+from flnl_bench.runs.presets import Preset, load_preset
 from flnl_bench.scenario import (
     Scenario,
     check_dataset,
@@ -24,7 +25,6 @@ from flnl_bench.scenario import (
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
-    from flnl_bench.data.clothing import Progress
     from flnl_bench.runs.play import Run
 
 
@@ -50,7 +50,7 @@ class Request:
 
 
 @functools.lru_cache(maxsize=1)
-def _dataset(name: str, data_dir: Path | None, progress: Progress | None) -> Dataset:
+def _dataset(name: str, data_dir: Path | None, progress: LoadProgress | None) -> Dataset:
     return load_dataset(name, data_dir, progress)
 
 
@@ -77,8 +77,8 @@ def describe(
     method = registry.make(request.method, preset.hyperparameters(dataset, base), request.changes)
     device = device or choose_devices(request.device, request.devices, request.workers).server.type
     fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
-    training = preset.training(dataset, **request.training, **fixed)
-    _check_network(training)
+    training = protocol(preset, dataset, {**request.training, **fixed})
+    find_model(training.model, training.norm, training.pretrained)  # refused before anything is written
     if training.samples is not None and not given:
         parse_partition(request.partition).check(training.samples, training.clients)
     config = RunConfig(
@@ -96,6 +96,16 @@ def describe(
     return config, method
 
 
+def protocol(preset: Preset, dataset: str, changes: Mapping[str, Any]) -> Training:
+    """The protocol for a data set, with what is changed.
+
+    A data set that the preset does not know may name its network itself; for the leaderboard, which knows
+    no plugins, that is a change of the preset.
+    """
+    model = None if dataset in preset.datasets else find_dataset(dataset).model
+    return preset.training(dataset, **{**({"model": model} if model else {}), **changes})
+
+
 def changed_values(
     method: str, dataset: str, preset: str, values: Mapping[str, Any], registry: Registry | None = None
 ) -> dict[str, Any]:
@@ -106,7 +116,7 @@ def changed_values(
     return {k: v for k, v in values.items() if k not in plain or plain[k] != v}
 
 
-def prepare(request: Request, registry: Registry | None = None, progress: Progress | None = None) -> Run:
+def prepare(request: Request, registry: Registry | None = None, progress: LoadProgress | None = None) -> Run:
     """Check the request, load the data, make the scenario and the method.
 
     Args:
@@ -127,19 +137,6 @@ def prepare(request: Request, registry: Registry | None = None, progress: Progre
     changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
     devices = choose_devices(request.device, request.devices, request.workers)
     return Run(config, method, dataset, scenario, request.out, devices, changed, request.label)
-
-
-def _check_network(training: Training) -> None:
-    """Refuse an unknown network before anything is written."""
-    from flnl_bench.models import MODELS
-    from flnl_bench.models.backbones import NORMS
-
-    if training.model not in MODELS:
-        raise unknown("model", training.model, MODELS)
-    if training.norm not in NORMS:
-        raise unknown("norm", training.norm, NORMS)
-    if training.pretrained and (training.model, training.norm) != ("resnet50", "batch"):
-        raise BadInput("ImageNet weights are there for --model resnet50 with --norm batch only")
 
 
 def federate(request: Request, config: RunConfig, dataset: Dataset) -> Scenario:

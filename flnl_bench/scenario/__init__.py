@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from flnl_bench.scenario.noise import SETTINGS, Setting, parse_setting
-from flnl_bench.scenario.partition import PARTITIONS, Partition, parse_partition
+from flnl_bench.scenario.noise import NOISES, NoiseKind, NoisyClient, Setting, parse_setting
+from flnl_bench.scenario.partition import PARTITIONS, Parameter, Partition, PartitionKind, parse_partition
 from flnl_bench.scenario.scenario import Scenario, client_table, make_scenario, scenario_summary
 from flnl_bench.scenario.store import check_dataset, load_scenario, save_scenario
 
 __all__ = [
+    "NOISES",
     "PARTITIONS",
-    "SETTINGS",
+    "NoiseKind",
+    "NoisyClient",
+    "Parameter",
     "Partition",
+    "PartitionKind",
     "Scenario",
     "Setting",
     "check_dataset",

@@ -1,133 +1,143 @@
-"""Settings: the noise type and the share of noisy clients, written as `sym-0.6`."""
+"""Label noise: the table of its kinds, and settings, written as `sym-0.6` or `sym-0.6:0.2-0.4`."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.data.dataset import Dataset
+from flnl_bench.errors import BadInput, expect, unknown
 from flnl_bench.streams import stream
+from flnl_bench.tables import Table, call, check_entry
 
 FLOAT_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
 
 
+# -- what a kind is ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class ClientNoise:
-    """The noise type and the nominal ratio ρ_k of each client."""
+class NoiseKind:
+    """A kind of label noise: how it is written and how it changes the labels of one noisy client.
 
-    kinds: tuple[str, ...]  # clean, sym or asym
-    nominal: np.ndarray  # float64 [K]
-
-
-def whole(value: float) -> int:
-    """⌊value⌋ for products that are whole but for rounding errors."""
-    return math.floor(value + FLOAT_GUARD)
-
-
-def draw_client_noise(setting: Setting, clients: int, seed: int, family: str) -> ClientNoise:
-    """Choose ⌊φK⌋ noisy clients, their noise types and ratios."""
-    order = stream(seed, "scenario", "noisy-clients", family).permutation(clients)
-    noisy = np.zeros(clients, dtype=bool)
-    noisy[order[: whole(setting.phi * clients)]] = True
-    place = stream(seed, "scenario", "ratios", family).random(clients)
-    ratios = setting.low + (setting.high - setting.low) * place
-    coin = stream(seed, "scenario", "noise-types", family).random(clients) < 0.5
-    kinds = tuple(_kind(setting.kind, bool(coin[k])) if noisy[k] else "clean" for k in range(clients))
-    return ClientNoise(kinds, np.where(noisy, ratios, 0.0))
-
-
-def _kind(kind: str, heads: bool) -> str:
-    if kind == "mixed":
-        return "sym" if heads else "asym"
-    return "asym" if kind == "asym-super" else kind
-
-
-def noisy_labels(
-    true: np.ndarray, kind: str, ratio: float, classes: int, class_map: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """The given labels of one client: ⌊ρn⌋ candidates, drawn without replacement, change class.
-
-    Args:
-        true: the client's true labels, int64 [n].
-        kind: clean, sym (any other class of all `classes`) or asym (by `class_map`).
-        ratio: the nominal noise ratio ρ.
-        classes: the number of classes of the whole data set, not of the client.
-        class_map: int64 [classes], where asymmetric errors lead.
-        rng: the client's own stream.
+    It is written NAME-PHI[:LOW-HIGH], PHI being the share of noisy clients. A kind without `ratios` is for
+    all clients, and what is written behind its name is its own affair (`Setting.rest`).
     """
-    given = true.copy()
-    if kind == "clean":
-        return given
-    candidates = rng.choice(len(true), whole(ratio * len(true)), replace=False)
-    if kind == "sym":
-        # A shift of 1 to C - 1 reaches every class but the own one, each with the same chance.
-        shift = rng.integers(1, classes, len(candidates))
-        given[candidates] = (true[candidates] + shift) % classes
-    else:
-        given[candidates] = class_map[true[candidates]]
-    return given
+
+    name: str  # words joined by dashes
+    help: str
+    labels: Callable[[NoisyClient], np.ndarray] | None = None  # int64 [n], the given labels
+    ratios: tuple[float, float] | None = (0.2, 0.4)  # ρ of noisy clients if no range is written
+    parse: Callable[[NoiseKind, str | None], Setting] | None = None  # of what follows the name and a dash
+    written: str | None = None  # how, if it has a parser of its own
+    expected: Callable[[Setting], float] | None = None  # share of wrong labels that is announced; else φ·E[ρ]
+    needs_truth: bool = True
+    among: tuple[str, ...] = ()  # instead of `labels`: each noisy client draws one of these kinds
+
+    @property
+    def form(self) -> str:
+        """How it is written."""
+        return self.written or (f"{self.name}-PHI[:LOW-HIGH]" if self.ratios else self.name)
+
+    @property
+    def about(self) -> str:
+        """The help line, with the ratios that are used if none are written."""
+        return f"{self.help}, ratio {self.ratios[0]:g} to {self.ratios[1]:g}" if self.ratios else self.help
 
 
-SETTINGS: dict[str, str] = {
-    "clean": "no label noise",
-    "sym-PHI": "wrong labels drawn from all other classes, ratio 0.5 to 1.0, at the share PHI of the clients",
-    "asym-PHI": "wrong labels by the data set's class map, ratio 0.2 to 0.4",
-    "asym-super-PHI": "as asym, by the next class of the true superclass (cifar100)",
-    "mixed-PHI": "each noisy client is sym or asym by a fair coin, ratio 0.2 to 0.4",
-    "KIND-PHI:LOW-HIGH": "the same with the ratios of noisy clients from LOW to HIGH",
-    "real": "the data set's natural noisy labels",
-    "real-NAME": "one of several sets of natural labels (cifar10n: aggre, random1, random2, random3, worse)",
-}
-DEFAULT_RANGE = {"sym": (0.5, 1.0), "asym": (0.2, 0.4), "asym-super": (0.2, 0.4), "mixed": (0.2, 0.4)}
-_FORM = re.compile(r"(?P<kind>sym|asym-super|asym|mixed)(?P<rest>-[^:]*(?P<range>:.*)?)?")
+@dataclass(frozen=True, eq=False)
+class NoisyClient:
+    """What a kind of noise makes the given labels of one client from."""
+
+    true: np.ndarray  # int64 [n]
+    rows: np.ndarray  # int64 [n], of its images in `dataset.train_x`
+    ratio: float  # ρ, the nominal share of wrong labels; not a number for kinds without ratios
+    setting: Setting
+    dataset: Dataset  # images, class maps, natural labels
+    rng: np.random.Generator  # the client's own stream
+    seed: int
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the whole data set, not of the client."""
+        return len(self.dataset.classes)
+
+    def candidates(self) -> np.ndarray:
+        """⌊ρn⌋ places among the client's labels, drawn without replacement over the whole client."""
+        return self.rng.choice(len(self.true), rounded_down(self.ratio * len(self.true)), replace=False)
+
+    def shared_rng(self, name: str) -> np.random.Generator:
+        """The stream of what all clients have in common; begin its name with that of the kind."""
+        return stream(self.seed, "scenario", "noise", name, self.dataset.family)
 
 
 @dataclass(frozen=True)
 class Setting:
     """A parsed setting."""
 
-    kind: str  # clean, sym, asym, asym-super, mixed or real
+    kind: NoiseKind
     phi: float = 0.0  # φ, the share of noisy clients
     low: float = 0.0  # ρ_min
     high: float = 0.0  # ρ_max
-    labels: str | None = None  # real: which set of natural labels
+    rest: str = ""  # what else its kind takes, as `aggre` in real-aggre
 
     @property
     def name(self) -> str:
         """The one way to write this setting."""
-        if self.kind == "clean":
-            return "clean"
-        if self.kind == "real":
-            return f"real-{self.labels}" if self.labels else "real"
-        name = f"{self.kind}-{_written(self.phi)}"
-        if (self.low, self.high) == DEFAULT_RANGE[self.kind]:
+        name = f"{self.kind.name}-{self.rest}" if self.rest else self.kind.name
+        if self.kind.ratios is None:
+            return name
+        name = f"{name}-{_written(self.phi)}"
+        if (self.low, self.high) == self.kind.ratios:
             return name
         return f"{name}:{_written(self.low)}-{_written(self.high)}"
 
     @property
     def expected_ratio(self) -> float:
         """The nominal share of wrong labels over all clients; not a number for natural noise."""
-        return math.nan if self.kind == "real" else self.phi * (self.low + self.high) / 2
+        expected = self.kind.expected
+        return expected(self) if expected else self.phi * (self.low + self.high) / 2
+
+
+def rounded_down(value: float) -> int:
+    """⌊value⌋ for products that are whole but for rounding errors."""
+    return math.floor(value + FLOAT_GUARD)
+
+
+# -- the parsers of what follows a name --------------------------------------------------------------
+def share_and_range(kind: NoiseKind, rest: str | None) -> Setting:
+    """PHI or PHI:LOW-HIGH."""
+    if rest is None:
+        raise BadInput(f"setting {kind.name!r} lacks the share of noisy clients, as in {kind.name}-1.0")
+    name = f"{kind.name}-{rest}"
+    share, colon, bounds = rest.partition(":")
+    phi = _share(name, share, "the share of noisy clients")
+    return Setting(kind, phi, *(_range(name, bounds) if colon else kind.ratios or (0.0, 0.0)))
+
+
+def all_clients(kind: NoiseKind, rest: str | None) -> Setting:
+    """Nothing, or a name that the kind understands; there are no ratios."""
+    if rest == "":
+        raise BadInput(f"setting '{kind.name}-': something is missing behind the dash ({kind.form})")
+    return Setting(kind, phi=1.0, low=math.nan, high=math.nan, rest=rest or "")
+
+
+def nobody(kind: NoiseKind, rest: str | None) -> Setting:
+    """Nothing: no client is noisy."""
+    if rest is not None:
+        raise BadInput(f"setting '{kind.name}-{rest}': {kind.name} takes no number")
+    return Setting(kind)
 
 
 def parse_setting(name: str) -> Setting:
     """The setting called `name`, or an error that says what is wrong with it."""
-    if name == "clean":
-        return Setting("clean")
-    if name == "real" or (name.startswith("real-") and len(name) > 5):
-        return Setting("real", phi=1.0, low=math.nan, high=math.nan, labels=name[5:] or None)
-    form = _FORM.fullmatch(name)
-    if form is None:
+    found = NOISES.match(name)
+    if found is None:
         raise unknown("setting", name, _similar(name))
-    kind, rest = form["kind"], form["rest"]
-    if not rest:
-        raise BadInput(f"setting {name!r} lacks the share of noisy clients, as in {kind}-1.0")
-    phi = _share(name, rest[1:].partition(":")[0], "the share of noisy clients")
-    low, high = _range(name, form["range"][1:]) if form["range"] else DEFAULT_RANGE[kind]
-    return Setting(kind, phi, low, high)
+    kind, rest = found
+    return (kind.parse or (share_and_range if kind.ratios else all_clients))(kind, rest)
 
 
 def _range(name: str, text: str) -> tuple[float, float]:
@@ -157,4 +167,120 @@ def _written(value: float) -> str:
 def _similar(name: str) -> list[str]:
     """All settings, with the number the user gave where there is one."""
     number = re.search(r"(0(\.\d+)?|1(\.0+)?)$", name)
-    return ["clean", "real", *(f"{kind}-{number[0] if number else '1.0'}" for kind in DEFAULT_RANGE)]
+    share = number[0] if number else "1.0"
+    return [f"{kind.name}-{share}" if kind.ratios else kind.name for kind in NOISES.complete().values()]
+
+
+# -- from a setting to labels ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ClientNoise:
+    """The kind of noise and the nominal ratio ρ_k of each client."""
+
+    kinds: tuple[str, ...]
+    nominal: np.ndarray  # float64 [K]
+
+
+def draw_client_noise(setting: Setting, clients: int, seed: int, family: str) -> ClientNoise:
+    """Choose ⌊φK⌋ noisy clients, their kinds of noise and ratios."""
+    order = stream(seed, "scenario", "noisy-clients", family).permutation(clients)
+    noisy = np.zeros(clients, dtype=bool)
+    noisy[order[: rounded_down(setting.phi * clients)]] = True
+    place = stream(seed, "scenario", "ratios", family).random(clients)
+    ratios = setting.low + (setting.high - setting.low) * place
+    among = setting.kind.among or (setting.kind.name,)
+    coin = stream(seed, "scenario", "noise-types", family).random(clients)  # one coin, whatever the kind
+    kinds = tuple(among[int(coin[k] * len(among))] if noisy[k] else "clean" for k in range(clients))
+    return ClientNoise(kinds, np.where(noisy, ratios, 0.0))
+
+
+def noisy_labels(kind: str, client: NoisyClient) -> np.ndarray:
+    """The given labels of one client under the noise of this name."""
+    who, labels = f"noise {kind!r}", NOISES.find(kind).labels
+    expect(labels is not None, who, "the kinds `among` others must have labels of their own", "none")
+    given = np.asarray(call(who, labels, client))  # type: ignore[arg-type]
+    rule = f"labels must give {len(client.true)} whole numbers from 0 to {client.classes - 1}"
+    expect(given.shape == client.true.shape and given.dtype.kind in "iu", who, rule, given)
+    strange = given[(given < 0) | (given >= client.classes)]
+    expect(not strange.size, who, rule, f"{strange[:1]}")
+    return given
+
+
+# -- the built-in kinds ------------------------------------------------------------------------------
+def _unchanged(client: NoisyClient) -> np.ndarray:
+    return client.true
+
+
+def _symmetric(client: NoisyClient) -> np.ndarray:
+    given, places = client.true.copy(), client.candidates()
+    # A shift of 1 to C - 1 reaches every class but the own one, each with the same chance.
+    shift = client.rng.integers(1, client.classes, len(places))
+    given[places] = (given[places] + shift) % client.classes
+    return given
+
+
+def _asymmetric(client: NoisyClient) -> np.ndarray:
+    return _by_map(client, client.dataset.asymmetric)
+
+
+def _asymmetric_inside_superclasses(client: NoisyClient) -> np.ndarray:
+    if client.dataset.superclass is None:
+        name = client.dataset.name
+        raise BadInput(f"setting {client.setting.name!r}: {name} has no superclasses; cifar100 has")
+    return _by_map(client, client.dataset.superclass)
+
+
+def _by_map(client: NoisyClient, class_map: np.ndarray) -> np.ndarray:
+    given, places = client.true.copy(), client.candidates()
+    given[places] = class_map[given[places]]
+    return given
+
+
+def _natural(client: NoisyClient) -> np.ndarray:
+    """The named set of natural labels; without a name the noisiest, as papers report it."""
+    sets, setting = client.dataset.given, client.setting
+    if not sets:
+        raise BadInput(f"setting {setting.name!r}: {client.dataset.name} has no natural noisy labels")
+    name = setting.rest or ("worse" if "worse" in sets else "noisy")
+    if name not in sets:
+        raise unknown("label set", name, sets, f"setting {setting.name!r} of {client.dataset.name}")
+    return sets[name][client.rows]
+
+
+def check_noise(entry: object) -> None:
+    """Refuse an entry that no setting could use."""
+    check_entry(NoiseKind, entry, numbers=False)
+    assert isinstance(entry, NoiseKind)
+    if callable(entry.labels) == bool(entry.among):
+        raise BadInput(f"NoiseKind {entry.name!r} needs either a function `labels` or kinds `among`")
+
+
+NOISES: Table[NoiseKind] = Table(
+    "noise",
+    "flnl_register_noises",
+    check_noise,
+    (
+        NoiseKind("clean", "no label noise", _unchanged, ratios=None, parse=nobody),
+        NoiseKind(
+            "sym",
+            "wrong labels drawn from all other classes, at the share PHI of the clients",
+            _symmetric,
+            ratios=(0.5, 1.0),
+        ),
+        NoiseKind("asym", "wrong labels by the data set's class map", _asymmetric),
+        NoiseKind(
+            "asym-super",
+            "as asym, by the next class of the true superclass (cifar100)",
+            _asymmetric_inside_superclasses,
+        ),
+        NoiseKind("mixed", "each noisy client is sym or asym by a fair coin", among=("sym", "asym")),
+        NoiseKind(
+            "real",
+            "the data set's natural noisy labels, or one of several sets of them "
+            "(cifar10n: aggre, random1, random2, random3, worse)",
+            _natural,
+            ratios=None,
+            written="real[-NAME]",
+            needs_truth=False,
+        ),
+    ),
+)

@@ -1,44 +1,98 @@
-"""Partitions: how the images are spread over clients, written as `dir-0.3`."""
+"""Partitions: the table of their kinds, and how images are spread over clients, written as `dir-0.3`."""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.errors import BadInput, expect, unknown
+from flnl_bench.tables import Table, call, check_entry
 
-PARTITIONS: dict[str, str] = {
-    "iid": "shuffled and split evenly",
-    "dir-ALPHA": "each class spread over the clients by Dirichlet(ALPHA), at least 10 images a client",
-    "fedcorr-P-ALPHA": "a client holds a class with probability P; its holders share it by Dirichlet(ALPHA)",
-    "shard-S": "every client holds S classes, equal shares of each class",
-    "quantity-ALPHA": "sizes by Dirichlet(ALPHA), classes as in the whole data, at least 10 images a client",
-}
-EXAMPLES = ("iid", "dir-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3")
-ALPHA_RANGE = (0.001, 1e6)  # within it the draws of NumPy are sound
-_PARTS = re.compile(r"(?P<kind>iid|dir|fedcorr|shard|quantity)(?P<rest>-.*)?")
+
+# -- what a kind is ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Parameter:
+    """A number in the name of a partition."""
+
+    name: str  # in the form, as ALPHA in dir-ALPHA
+    low: float
+    high: float = math.inf
+    example: float = 1.0
+    integer: bool = False
+    short: bool = False  # 10 instead of 10.0 in the one way to write it
+    symbol: str = ""  # in messages; else its name
+
+    def parse(self, where: str, text: str) -> float:
+        """The value of a text, or an error that says what is allowed."""
+        try:
+            value = float(text) if not self.integer or text.isdecimal() else math.nan
+        except ValueError:
+            value = math.nan
+        if not self.low <= value <= self.high or value == math.inf:
+            what = f"{self.symbol or self.name} must be {self._allowed()}"
+            raise BadInput(f"partition {where!r}: {what}, not {text!r}")
+        return int(value) if self.integer else value
+
+    def write(self, value: float) -> str:
+        """The one way to write a value."""
+        if self.integer:
+            return str(int(value))
+        return np.format_float_positional(value, trim="-" if self.short else "0")
+
+    def _allowed(self) -> str:
+        what = "a whole number" if self.integer else "a number"
+        if self.high == math.inf:
+            return f"{what} of {self.low:g} or more"
+        high = f"{self.high:,.0f}" if float(self.high).is_integer() else f"{self.high:g}"
+        return f"{what} from {self.low:g} to {high}"
+
+
+@dataclass(frozen=True)
+class PartitionKind:
+    """A kind of partition: how it is written and how it spreads images over clients.
+
+    It is written NAME-A-B with its parameters. `split(labels, clients, rng, least, *parameters)` gives the
+    rows of each client; together they must be all rows, each exactly once, at least `least` a client.
+    """
+
+    name: str  # words joined by dashes
+    help: str
+    split: Callable[..., Sequence[np.ndarray]]
+    parameters: tuple[Parameter, ...] = ()
+    least: int = 1  # images that every client gets
+    iid: bool = False  # whether clients are alike by construction; methods are told
+
+    @property
+    def form(self) -> str:
+        """How it is written."""
+        return "-".join([self.name, *(parameter.name for parameter in self.parameters)])
+
+    @property
+    def about(self) -> str:
+        """The help line, with the fewest images of a client if they are more than one."""
+        return f"{self.help}, at least {self.least} images a client" if self.least > 1 else self.help
 
 
 @dataclass(frozen=True)
 class Partition:
     """A parsed partition."""
 
-    kind: str
-    alpha: float = math.nan  # concentration of the Dirichlet draw
-    chance: float = math.nan  # p, the probability that a client holds a class
-    shards: int = 0  # classes a client
+    kind: PartitionKind
+    values: tuple[float, ...] = ()  # of the parameters
 
     @property
     def name(self) -> str:
         """The one way to write this partition."""
-        if self.kind == "fedcorr":
-            return f"fedcorr-{_written(self.chance)}-{_written(self.alpha)}"
-        if self.kind == "shard":
-            return f"shard-{self.shards}"
-        return "iid" if self.kind == "iid" else f"{self.kind}-{_written(self.alpha, trim='0')}"
+        pairs = zip(self.kind.parameters, self.values, strict=True)
+        return "-".join([self.kind.name, *(parameter.write(value) for parameter, value in pairs)])
+
+    @property
+    def iid(self) -> bool:
+        """Whether it is IID by construction."""
+        return self.kind.iid
 
     def split(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, min_size: int = 10
@@ -49,14 +103,21 @@ class Partition:
             labels: true labels, int64 [N].
             clients: the number of clients K.
             rng: the stream of the partition.
-            min_size: the fewest images of a client under `dir` and `quantity`; elsewhere it is 1.
+            min_size: no client needs more images than this, whatever its kind says.
         """
         least = self.check(len(labels), clients, min_size)
-        return [np.sort(rows) for rows in self._draw(labels, clients, rng, least)]
+        who = f"partition {self.name!r}"
+        parts = list(call(who, self.kind.split, labels, clients, rng, least, *self.values))
+        expect(len(parts) == clients, who, f"split must give the rows of {clients} clients", f"{len(parts)}")
+        held = np.sort(np.concatenate(parts))
+        once = np.array_equal(held, np.arange(len(labels)))
+        expect(once, who, "split must give every row exactly once", f"{len(np.unique(held))} rows")
+        expect(min(map(len, parts)) >= least, who, f"split must give each client {least} rows", "fewer")
+        return [np.sort(rows) for rows in parts]
 
     def check(self, images: int, clients: int, min_size: int = 10) -> int:
         """The fewest images that a client gets, or an error if there are not enough for all of them."""
-        least = min_size if self.kind in ("dir", "quantity") else 1
+        least = min(self.kind.least, min_size)
         if clients < 1 or clients * least > images:
             raise BadInput(
                 f"partition {self.name!r} cannot give each of {clients} clients at least {least} of "
@@ -64,65 +125,40 @@ class Partition:
             )
         return least
 
-    def _draw(
-        self, labels: np.ndarray, clients: int, rng: np.random.Generator, least: int
-    ) -> list[np.ndarray]:
-        if self.kind == "dir":
-            return dirichlet(labels, clients, self.alpha, least, rng)
-        if self.kind == "fedcorr":
-            return fedcorr(labels, clients, self.chance, self.alpha, rng)
-        if self.kind == "shard":
-            return shards(labels, clients, self.shards, rng)
-        if self.kind == "quantity":
-            return quantity(len(labels), clients, self.alpha, least, rng)
-        return np.array_split(rng.permutation(len(labels)), clients)
-
 
 def parse_partition(name: str) -> Partition:
     """The partition called `name`, or an error that says what is wrong with it."""
-    form = _PARTS.fullmatch(name)
-    if form is None:
-        raise unknown("partition", name, EXAMPLES)
-    kind, rest = form["kind"], (form["rest"] or "-")[1:]
-    if kind == "iid":
-        if form["rest"]:
-            raise BadInput(f"partition {name!r}: iid takes no number")
-        return Partition("iid")
-    if kind == "fedcorr":
-        chance, _, alpha = rest.partition("-")
-        return Partition("fedcorr", _alpha(name, alpha), _number(name, chance, "P", (0.001, 1)))
-    if kind == "shard":
-        if not rest.isdecimal() or int(rest) < 1:
-            raise BadInput(f"partition {name!r}: S must be a whole number of 1 or more, not {rest!r}")
-        return Partition("shard", shards=int(rest))
-    return Partition(kind, _alpha(name, rest))
+    found = PARTITIONS.match(name)
+    if found is None:
+        raise unknown("partition", name, (example(kind) for kind in PARTITIONS.complete().values()))
+    kind, rest = found
+    if not kind.parameters:
+        if rest is not None:
+            raise BadInput(f"partition {name!r}: {kind.name} takes no number")
+        return Partition(kind)
+    texts = (rest or "").split("-", len(kind.parameters) - 1)
+    texts += [""] * (len(kind.parameters) - len(texts))
+    pairs = zip(kind.parameters, texts, strict=True)
+    return Partition(kind, tuple(parameter.parse(name, text) for parameter, text in pairs))
 
 
-def _alpha(name: str, text: str) -> float:
-    return _number(name, text, "α", ALPHA_RANGE)
+def example(kind: PartitionKind) -> str:
+    """A partition of this kind."""
+    return Partition(kind, tuple(parameter.example for parameter in kind.parameters)).name
 
 
-def _number(name: str, text: str, what: str, allowed: tuple[float, float]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not allowed[0] <= value <= allowed[1]:
-        bounds = f"from {allowed[0]:g} to {allowed[1]:,.0f}"
-        raise BadInput(f"partition {name!r}: {what} must be a number {bounds}, not {text!r}")
-    return value
-
-
-def _written(value: float, trim: str = "-") -> str:
-    return np.format_float_positional(value, trim=trim)  # type: ignore[arg-type]
-
-
+# -- the built-in kinds ------------------------------------------------------------------------------
 TRIES = 1000
 BATCH = 20  # draws that are made at once
 
 
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator, least: int) -> list[np.ndarray]:
+    """Shuffled, in parts that differ by one image at most."""
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
 def dirichlet(
-    labels: np.ndarray, clients: int, alpha: float, least: int, rng: np.random.Generator
+    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, alpha: float
 ) -> list[np.ndarray]:
     """Class by class, by Dirichlet shares, none for clients that are full (NIID-Bench, Li et al. 2022)."""
     sizes_of_class = np.bincount(labels)
@@ -176,7 +212,7 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> l
 
 
 def fedcorr(
-    labels: np.ndarray, clients: int, chance: float, alpha: float, rng: np.random.Generator
+    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, chance: float, alpha: float
 ) -> list[np.ndarray]:
     """Bernoulli class holders, Dirichlet shares among the holders (FedCorr, Xu et al. 2022)."""
     present, sizes_of_class = np.unique(labels, return_counts=True)
@@ -203,7 +239,9 @@ def _holders(classes: int, clients: int, chance: float, rng: np.random.Generator
     return holds
 
 
-def shards(labels: np.ndarray, clients: int, each: int, rng: np.random.Generator) -> list[np.ndarray]:
+def shards(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, each: int
+) -> list[np.ndarray]:
     """`each` classes a client; the classes are held by equally many clients, give or take one."""
     present = np.unique(labels)
     if each > len(present) or clients * each < len(present):
@@ -230,12 +268,57 @@ def shards(labels: np.ndarray, clients: int, each: int, rng: np.random.Generator
 
 
 def quantity(
-    total: int, clients: int, alpha: float, least: int, rng: np.random.Generator
+    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, alpha: float
 ) -> list[np.ndarray]:
     """`least` images for everybody, the rest by Dirichlet shares.
 
     Drawing again until the smallest client is large enough, as `dir` does, would never end here: with
     100 clients and α = 0.3 one draw in 10^12 passes.
     """
+    total = len(labels)
     sizes = least + _rounded(rng.dirichlet(np.full(clients, alpha)), total - clients * least)
     return np.split(rng.permutation(total), np.cumsum(sizes)[:-1])
+
+
+def check_partition(entry: object) -> None:
+    """Refuse an entry that could not be written or split."""
+    check_entry(PartitionKind, entry, numbers=False)
+    assert isinstance(entry, PartitionKind)
+    if not callable(entry.split):
+        raise BadInput(f"PartitionKind {entry.name!r} has no function `split`")
+
+
+ALPHA = Parameter("ALPHA", 0.001, 1e6, example=0.3, symbol="α")  # within it the draws of NumPy are sound
+PARTITIONS: Table[PartitionKind] = Table(
+    "partition",
+    "flnl_register_partitions",
+    check_partition,
+    (
+        PartitionKind("iid", "shuffled and split evenly", iid, iid=True),
+        PartitionKind(
+            "dir", "each class spread over the clients by Dirichlet(ALPHA)", dirichlet, (ALPHA,), least=10
+        ),
+        PartitionKind(
+            "fedcorr",
+            "a client holds a class with probability P; its holders share it by Dirichlet(ALPHA)",
+            fedcorr,
+            (
+                Parameter("P", 0.001, 1, example=0.7, short=True),
+                replace(ALPHA, example=10.0, short=True),
+            ),
+        ),
+        PartitionKind(
+            "shard",
+            "every client holds S classes, equal shares of each class",
+            shards,
+            (Parameter("S", 1, example=2, integer=True),),
+        ),
+        PartitionKind(
+            "quantity",
+            "sizes by Dirichlet(ALPHA), classes as in the whole data",
+            quantity,
+            (ALPHA,),
+            least=10,
+        ),
+    ),
+)

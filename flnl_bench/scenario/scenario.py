@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from flnl_bench.data.dataset import Dataset
-from flnl_bench.errors import BadInput, unknown
-from flnl_bench.scenario.noise import Setting, draw_client_noise, noisy_labels, parse_setting
+from flnl_bench.errors import BadInput
+from flnl_bench.scenario.noise import NoisyClient, Setting, draw_client_noise, noisy_labels, parse_setting
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.streams import stream
 
@@ -30,7 +30,7 @@ class Scenario:
     given: np.ndarray  # int64 [N], the labels to train on; rows of no client keep the true one
     true: np.ndarray  # int64 [N]
     classes: int
-    kinds: tuple[str, ...]  # noise type of each client: clean, sym, asym or real
+    kinds: tuple[str, ...]  # noise of each client: clean, or a name of NOISES
     nominal: np.ndarray  # float64 [K], ρ_k; not a number for natural noise
     dataset_digest: str
     truth_known: bool = True  # False: `true` is a copy of `given`, and what needs the truth means nothing
@@ -86,7 +86,7 @@ def make_scenario(
     Args:
         dataset: the loaded data set.
         partition: a name such as `iid` or `dir-0.3`, see PARTITIONS.
-        setting: a name such as `sym-1.0` or `clean`, see SETTINGS.
+        setting: a name such as `sym-1.0` or `clean`, see NOISES.
         clients: the number of clients K.
         seed: of all draws; the partition is the same for all settings of one seed.
         samples: use only that many train images, drawn at random.
@@ -129,42 +129,16 @@ def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
 def _label(
     dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], seed: int
 ) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-    """Given labels of all rows, and noise type and nominal ratio of each client."""
-    given = dataset.train_y.copy()
-    if setting.kind == "real":
-        natural = _natural_labels(dataset, setting)
-        for rows in held:
-            given[rows] = natural[rows]
-        return given, ("real",) * len(held), np.full(len(held), math.nan)
-    if not dataset.truth_known:
+    """Given labels of all rows, and kind of noise and nominal ratio of each client."""
+    if setting.kind.needs_truth and not dataset.truth_known:
         raise BadInput(f"setting {setting.name!r} needs true labels, which {dataset.name} lacks; use 'real'")
-    class_map = _class_map(dataset, setting)
+    given = dataset.train_y.copy()
     drawn = draw_client_noise(setting, len(held), seed, dataset.family)
-    for client, (rows, kind, ratio) in enumerate(zip(held, drawn.kinds, drawn.nominal, strict=True)):
-        rng = stream(seed, "scenario", "labels", dataset.family, client)
-        given[rows] = noisy_labels(given[rows], kind, ratio, len(dataset.classes), class_map, rng)
+    for number, (rows, kind, ratio) in enumerate(zip(held, drawn.kinds, drawn.nominal, strict=True)):
+        rng = stream(seed, "scenario", "labels", dataset.family, number)
+        client = NoisyClient(given[rows], rows, float(ratio), setting, dataset, rng, seed)
+        given[rows] = noisy_labels(kind, client)
     return given, drawn.kinds, drawn.nominal
-
-
-def _class_map(dataset: Dataset, setting: Setting) -> np.ndarray:
-    if setting.kind != "asym-super":
-        return dataset.asymmetric
-    if dataset.superclass is None:
-        raise BadInput(f"setting {setting.name!r}: {dataset.name} has no superclasses; cifar100 has")
-    return dataset.superclass
-
-
-def _natural_labels(dataset: Dataset, setting: Setting) -> np.ndarray:
-    """The named set of natural labels; without a name the noisiest, as papers report it."""
-    if not dataset.given:
-        raise BadInput(f"setting {setting.name!r}: {dataset.name} has no natural noisy labels")
-    if setting.labels is None:
-        return dataset.given["worse" if "worse" in dataset.given else "noisy"]
-    if setting.labels not in dataset.given:
-        raise unknown(
-            "label set", setting.labels, dataset.given, f"setting {setting.name!r} of {dataset.name}"
-        )
-    return dataset.given[setting.labels]
 
 
 def client_table(scenario: Scenario) -> list[dict[str, Any]]:

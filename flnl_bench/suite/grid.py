@@ -8,29 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flnl_bench.config import RunConfig, written
+from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder.record import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
 from flnl_bench.runs.resolve import Request, changed_values, describe
 from flnl_bench.suite.file import Suite, Variation
 
-TRAIN_IMAGES = {
-    "digits": 1_437,
-    "mnist": 60_000,
-    "fashion-mnist": 60_000,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "svhn": 73_257,
-    "cifar10n": 50_000,
-    "cifar100n": 50_000,
-    "clothing1m": 1_000_000,
-}
-
 
 def fedavg_samples(config: RunConfig) -> int | None:
     """Samples forward, and as many backward, in all rounds; None if the size of the data is not known."""
     training = config.training
-    total = TRAIN_IMAGES.get(config.dataset)
+    total = find_dataset(config.dataset).train_images
     known = [count for count in (total, training.samples) if count is not None]
     if not known:
         return None
