@@ -17,7 +17,8 @@ from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
 from flnl_bench.files import finite, json_text, replace_file
 from flnl_bench.recorder.diagnostics import belief_arrays, judge
-from flnl_bench.recorder.record import RunFolder, run_folder, summarise
+from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.recorder.record import RunRecord, ScenarioFacts, summarise
 from flnl_bench.registry import values_of
 from flnl_bench.runs.play import Run
 from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
@@ -44,6 +45,12 @@ def played(out, method=None, scenario=None):
     return run, run.play()
 
 
+def record(**changes):
+    """A record that says no more than it must."""
+    facts = {"status": "done", "scenario": ScenarioFacts("f" * 16), "provenance": {"numbers": 1}}
+    return RunRecord(**{"config": config(), **facts, **changes})
+
+
 def rounds(*accuracies, **more):
     costs = {"bytes_down": 10, "bytes_up": 20, "forward": 3, "backward": 2, "seconds": 0.5}
     return [{"round": i, "accuracy": a, **costs, **more} for i, a in enumerate(accuracies)]
@@ -52,23 +59,23 @@ def rounds(*accuracies, **more):
 # -- summary -----------------------------------------------------------------------------------------
 def test_the_headline_is_the_mean_of_the_last_ten_rounds():
     summary = summarise(rounds(90.0, 80.0, *range(10)))
-    assert summary["last10"] == 4.5
-    assert (summary["best"], summary["best_round"], summary["final"]) == (90.0, 0, 9)
-    assert (summary["bytes_down"], summary["bytes_up"]) == (120, 240)
-    assert (summary["forward"], summary["backward"], summary["seconds"]) == (36, 24, 6.0)
+    assert summary.last10 == 4.5
+    assert (summary.best, summary.best_round, summary.final) == (90.0, 0, 9)
+    assert (summary.bytes_down, summary.bytes_up) == (120, 240)
+    assert (summary.forward, summary.backward, summary.seconds) == (36, 24, 6.0)
 
 
 def test_a_short_run_is_averaged_over_what_it_has_and_the_first_best_counts():
     summary = summarise(rounds(10.0, 30.0, 30.0))
-    assert summary["last10"] == pytest.approx(70 / 3)
-    assert summary["best_round"] == 1
+    assert summary.last10 == pytest.approx(70 / 3)
+    assert summary.best_round == 1
 
 
 def test_unknown_accuracies_leave_the_headline_unknown_but_not_the_best():
     summary = summarise(rounds(50.0, None, 60.0))
-    assert (summary["last10"], summary["best"], summary["best_round"]) == (None, 60.0, 2)
+    assert (summary.last10, summary.best, summary.best_round) == (None, 60.0, 2)
     nothing = summarise(rounds(None))
-    assert (nothing["best"], nothing["best_round"], nothing["final"]) == (None, None, None)
+    assert (nothing.best, nothing.best_round, nothing.final) == (None, None, None)
 
 
 # -- files -------------------------------------------------------------------------------------------
@@ -80,15 +87,15 @@ def test_numbers_that_json_lacks_become_null():
 
 def test_a_kill_while_a_file_is_replaced_leaves_the_old_one(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
-    folder.write({"status": "running"})
+    folder.write(record(status="running"))
 
     def killed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.write({"status": "done"})
-    assert folder.read()["status"] == "running"
+        folder.write(record(status="done"))
+    assert folder.read().status == "running"
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -189,7 +196,7 @@ def test_the_record_says_what_was_run_and_where(run):
     } == set(about)
     assert about["libraries"]["numpy"] == np.__version__
     assert record["started"] <= record["ended"]
-    assert record["summary"] == summarise(run.folder.read_rounds())
+    assert record["summary"] == dataclasses.asdict(summarise(run.folder.read_rounds()))
 
 
 def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkeypatch):
@@ -202,8 +209,8 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
         run.play(progress=stop)
     monkeypatch.setattr("flnl_bench.runs.play.provenance", lambda *_: {"numbers": 1, "commit": "new"})
     record = run.play()
-    assert (record["provenance"]["commit"], record["resumed"]) == ("new", 1)
-    assert [about["commit"] for about in record["earlier"]] == ["old"]
+    assert (record.provenance["commit"], record.resumed) == ("new", 1)
+    assert [about["commit"] for about in record.earlier] == ["old"]
 
 
 def test_data_that_changed_are_not_taken_for_the_same_run(tmp_path):
@@ -232,7 +239,7 @@ def test_a_finished_run_leaves_beliefs_and_no_checkpoint(run):
 def test_where_the_truth_is_unknown_nothing_is_said_about_it(tmp_path):
     scenario = dataclasses.replace(toy_scenario(), truth_known=False)
     run, record = played(tmp_path, scenario=scenario)
-    assert record["scenario"]["noise_ratio"] is None
+    assert record.scenario.noise_ratio is None
     assert all("diagnostics" not in row for row in run.folder.read_rounds())
     with np.load(run.folder.path / "beliefs.npz") as arrays:
         assert "true" not in arrays
@@ -260,7 +267,7 @@ def test_a_diverged_run_is_recorded_as_valid_json(tmp_path):
         json.loads(line, parse_constant=refuse)
     last = run.folder.read_rounds()[-1]
     assert (last["loss"], last["method"]["norm"]) == (None, None)
-    assert record["status"] == "done"
+    assert record.status == "done"
 
 
 # -- the page about it -------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ def _row_object(table: Table, row: Row, paper: bool, versus: Comparison | None) 
     made: dict[str, Any] = {
         "method": row.method,
         "label": row.label,
+        "version": row.version,
         "hyperparameters": dict(row.hyperparameters),
         "changed": None if row.changed is None else dict(row.changed),
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},
