@@ -53,6 +53,7 @@ def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, An
         "scenarios": table.scenarios,
         "imported": dict(table.imported),
         "notes": notes_of(table),
+        "alarms": list(table.alarms),
     }
     if paper:
         text, comparable = protocols(table)
