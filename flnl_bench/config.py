@@ -17,12 +17,16 @@ NUMBERS_VERSION = 1
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
-LATER = ("precision", "compile")  # added to Training since runs are kept: as if absent while unchanged
+
+
+def later(default: Any) -> Any:
+    """A field that came when runs were kept already: the hash leaves it out while it has its default."""
+    return field(default=default, metadata={"later": True})
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the federation trains, whatever the method."""
+    """How the federation trains, whatever the method; a new field is declared with `later`."""
 
     model: str
     clients: int
@@ -37,8 +41,8 @@ class Training:
     test_samples: int | None = None  # test on a random subset, the same for every seed
     norm: str = "batch"
     pretrained: bool = False
-    precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
-    compile: str = "off"  # torch.compile of the networks that train; cudagraphs is its mode reduce-overhead
+    precision: str = later("float32")  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
+    compile: str = later("off")  # torch.compile of the networks that train; cudagraphs: reduce-overhead
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size"):
@@ -55,9 +59,12 @@ class Training:
                 raise unknown(name, getattr(self, name), known)
 
 
+NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
+
+
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run is asked to do."""
+    """What a run is asked to do; a new field is declared with `later`."""
 
     method: str  # the name of the method or of its variant, e.g. "fedgr/no-sieve"
     dataset: str
@@ -69,18 +76,25 @@ class RunConfig:
     training: Training
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # complete, resolved
     scenario: str | None = None  # fingerprint of an imported scenario, if it was not generated
+    version: int = later(1)  # of the method's numbers
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
 
     @property
+    def names(self) -> dict[str, Any]:
+        """What people call it by."""
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
     def hash(self) -> str:
         """Eight hex digits over everything that changes the numbers."""
         values = {**self.as_dict(), "numbers": NUMBERS_VERSION}
-        for name in LATER:
-            if values["training"][name] == getattr(Training, name):
-                del values["training"][name]
+        for part, hashed in ((self, values), (self.training, values["training"])):
+            for one in dataclasses.fields(part):
+                if one.metadata.get("later") and hashed[one.name] == one.default:
+                    del hashed[one.name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 

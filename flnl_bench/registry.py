@@ -144,6 +144,10 @@ def check_class(cls: type[Method]) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise BadInput(f"{name!r} is not lower-case words joined by dashes")
     kinds = hyperparameters(cls)
+    if "version" in kinds:
+        raise BadInput("version is not a hyper-parameter: write it without a type, as in version = 2")
+    if type(cls.version) is not int or cls.version < 1:
+        raise BadInput(f"version is {cls.version!r}, but must be a whole number from 1")
     defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key, kind in kinds.items():
         if not (_base(kind) in (int, float, bool, str) or typing.get_origin(_base(kind)) is Literal):

@@ -7,7 +7,8 @@ import hashlib
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.recorder.record import RunFolder, run_folder, summarise
+from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.recorder.record import RunRecord, ScenarioFacts, summarise
 from flnl_bench.registry import default_registry, values_of
 from flnl_bench.runs.presets import load_preset
 
@@ -37,16 +38,19 @@ def write_run(
     all_rounds=False,
     changed=None,
     label=None,
+    version=1,
+    source=None,
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
     Its hyper-parameters are those of the preset unless given; `changed` and `label` are there if given.
-    `all_rounds` writes rounds.jsonl too, which the leaderboard never reads.
+    `all_rounds` writes rounds.jsonl too, which the leaderboard never reads; `source` is the digest of the
+    method's code, unknown if not given.
     """
     protocol = preset_of(preset).training(dataset, **(training or {}))
     values = hyperparameters_of(method, dataset, preset) if hyperparameters is None else hyperparameters
     config = RunConfig(
-        method, dataset, partition, setting, preset, seed, device, protocol, {**values}, scenario
+        method, dataset, partition, setting, preset, seed, device, protocol, {**values}, scenario, version
     )
     best = accuracy if best is None else best
     rows = [
@@ -56,18 +60,18 @@ def write_run(
         fingerprint
         or hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
     )
-    record = {
-        "status": status,
-        "config": config.as_dict(),
-        "scenario": {"fingerprint": made, "clients": protocol.clients, "samples": 1437, "noise_ratio": 0.7},
-        "provenance": provenance(numbers),
-        "started": "2026-01-01T00:00:00+00:00",
-        "resumed": 0,
-        "summary": summarise(rows) if status == "done" else None,
-        **({"ended": ended} if status == "done" else {}),
-        **({} if changed is None else {"changed": changed}),
-        **({} if label is None else {"label": label}),
-    }
+    code = {"method": {"class": "mine:Mine", "source": source}} if source else {}
+    record = RunRecord(
+        status=status,
+        config=config,
+        changed=changed,
+        label=label,
+        scenario=ScenarioFacts(made, protocol.clients, 1437, 0.7),
+        provenance={**provenance(numbers), **code},
+        started="2026-01-01T00:00:00+00:00",
+        summary=summarise(rows) if status == "done" else None,
+        ended=ended if status == "done" else None,
+    )
     folder = RunFolder(run_folder(out, config))
     if numbers != NUMBERS_VERSION:  # another version of the package makes another hash
         folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-8]}{numbers:08x}"))

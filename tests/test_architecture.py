@@ -29,7 +29,13 @@ LAYERS = (
     {"cli"},
 )
 LIGHT = ("cli", "registry", "tables", "config", "data", "scenario", "models", "leaderboards", "suite")
-LIGHT_FILES = ("flnl_bench.recorder.record", "flnl_bench.runs.resolve", "flnl_bench.runs.presets")
+LIGHT_FILES = (
+    "flnl_bench.recorder.record",
+    "flnl_bench.recorder.folder",
+    "flnl_bench.recorder.transfer",
+    "flnl_bench.runs.resolve",
+    "flnl_bench.runs.presets",
+)
 HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
 LONGEST = 400  # lines of a file
 

@@ -168,7 +168,7 @@ def test_a_run_that_was_taken_over_and_then_broke_leaves_the_record_alone(tiny_r
 
     with pytest.raises(RuntimeError, match="broke"):
         tiny_run.play(progress=take_over)
-    assert tiny_run.folder.read()["status"] == "running"
+    assert tiny_run.folder.read().status == "running"
 
 
 def test_run_and_suite_respect_the_same_claim(tmp_path):
@@ -198,4 +198,4 @@ def test_a_run_is_played_in_the_place_of_a_foreign_record(tiny_run):
     tiny_run.folder.create()
     (tiny_run.folder.path / "run.json").write_text('{"schema": 1, "status": "done"}')
     record = tiny_run.play()
-    assert (record["status"], record["resumed"], len(rounds_of(tiny_run.folder.path))) == ("done", 0, 2)
+    assert (record.status, record.resumed, len(rounds_of(tiny_run.folder.path))) == ("done", 0, 2)

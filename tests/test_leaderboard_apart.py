@@ -129,6 +129,37 @@ def test_an_option_that_came_later_does_not_split_old_runs(tmp_path):
     assert warnings == []
 
 
+# -- the code of a method ----------------------------------------------------------------------------
+def test_runs_of_different_code_are_told_loudly_in_every_format(tmp_path):
+    write_run(tmp_path, seed=1, source="a" * 16)
+    write_run(tmp_path, seed=13, source="b" * 16)
+    write_run(tmp_path, "fedgr", source="c" * 16)
+    text = "fedavg: not comparable, its runs are of 2 different codes of the method"
+    for kind in ("table", "md", "html"):
+        assert text in flnl("leaderboard", tmp_path, "--format", kind).out
+    assert "Warning: fedavg: not comparable" in flnl("leaderboard", tmp_path, "--format", "latex").out
+    board = flnl("leaderboard", tmp_path, "--format", "json")
+    assert [text in warning for warning in board.json["warnings"]] == [True]
+    assert text in flnl("leaderboard", tmp_path, "--format", "csv").errors[0]
+
+
+def test_code_that_is_not_known_is_not_suspected(tmp_path):
+    write_run(tmp_path, seed=1, source="a" * 16)
+    write_run(tmp_path, seed=13, source="a" * 16)
+    write_run(tmp_path, seed=42)
+    assert board(tmp_path)[1] == []
+
+
+def test_versions_of_a_method_are_rows_with_their_hyperparameters(tmp_path):
+    for version, mu in ((1, 0.1), (2, 0.1), (2, 1.0)):
+        changed = {} if mu == 1.0 else {"mu": mu}
+        values = {"hyperparameters": {"mu": mu}, "changed": changed}
+        write_run(tmp_path, "fedprox", version=version, source=f"{version}" * 16, **values)
+    (table,), warnings = board(tmp_path)
+    assert labels(table) == ["fedprox mu=0.1", "fedprox mu=0.1 v2", "fedprox v2"]
+    assert not any("not comparable" in line for line in warnings)
+
+
 # -- the same run twice ------------------------------------------------------------------------------
 def test_a_copy_of_a_run_is_counted_once(tmp_path):
     write_run(tmp_path / "mine", accuracy=40.0)

@@ -17,7 +17,8 @@ from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
 from flnl_bench.files import finite, json_text, replace_file
 from flnl_bench.recorder.diagnostics import belief_arrays, judge
-from flnl_bench.recorder.record import RunFolder, run_folder, summarise
+from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.recorder.record import RunRecord, ScenarioFacts, parse_record, summarise
 from flnl_bench.registry import values_of
 from flnl_bench.runs.play import Run
 from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
@@ -44,6 +45,12 @@ def played(out, method=None, scenario=None):
     return run, run.play()
 
 
+def record(**changes):
+    """A record that says no more than it must."""
+    facts = {"status": "done", "scenario": ScenarioFacts("f" * 16), "provenance": {"numbers": 1}}
+    return RunRecord(**{"config": config(), **facts, **changes})
+
+
 def rounds(*accuracies, **more):
     costs = {"bytes_down": 10, "bytes_up": 20, "forward": 3, "backward": 2, "seconds": 0.5}
     return [{"round": i, "accuracy": a, **costs, **more} for i, a in enumerate(accuracies)]
@@ -52,23 +59,23 @@ def rounds(*accuracies, **more):
 # -- summary -----------------------------------------------------------------------------------------
 def test_the_headline_is_the_mean_of_the_last_ten_rounds():
     summary = summarise(rounds(90.0, 80.0, *range(10)))
-    assert summary["last10"] == 4.5
-    assert (summary["best"], summary["best_round"], summary["final"]) == (90.0, 0, 9)
-    assert (summary["bytes_down"], summary["bytes_up"]) == (120, 240)
-    assert (summary["forward"], summary["backward"], summary["seconds"]) == (36, 24, 6.0)
+    assert summary.last10 == 4.5
+    assert (summary.best, summary.best_round, summary.final) == (90.0, 0, 9)
+    assert (summary.bytes_down, summary.bytes_up) == (120, 240)
+    assert (summary.forward, summary.backward, summary.seconds) == (36, 24, 6.0)
 
 
 def test_a_short_run_is_averaged_over_what_it_has_and_the_first_best_counts():
     summary = summarise(rounds(10.0, 30.0, 30.0))
-    assert summary["last10"] == pytest.approx(70 / 3)
-    assert summary["best_round"] == 1
+    assert summary.last10 == pytest.approx(70 / 3)
+    assert summary.best_round == 1
 
 
 def test_unknown_accuracies_leave_the_headline_unknown_but_not_the_best():
     summary = summarise(rounds(50.0, None, 60.0))
-    assert (summary["last10"], summary["best"], summary["best_round"]) == (None, 60.0, 2)
+    assert (summary.last10, summary.best, summary.best_round) == (None, 60.0, 2)
     nothing = summarise(rounds(None))
-    assert (nothing["best"], nothing["best_round"], nothing["final"]) == (None, None, None)
+    assert (nothing.best, nothing.best_round, nothing.final) == (None, None, None)
 
 
 # -- files -------------------------------------------------------------------------------------------
@@ -80,15 +87,15 @@ def test_numbers_that_json_lacks_become_null():
 
 def test_a_kill_while_a_file_is_replaced_leaves_the_old_one(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
-    folder.write({"status": "running"})
+    folder.write(record(status="running"))
 
     def killed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.write({"status": "done"})
-    assert folder.read()["status"] == "running"
+        folder.write(record(status="done"))
+    assert folder.read().status == "running"
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -121,6 +128,106 @@ def test_what_is_no_record_of_this_version_is_not_read(tmp_path, text):
     assert RunFolder(tmp_path).read() is None
 
 
+def test_a_record_is_read_as_it_was_written():
+    full = record(
+        changed={"mu": 0.5},
+        label="fedavg [mine]",
+        scenario=ScenarioFacts("f" * 16, 6, 180, 0.25),
+        provenance={"numbers": 1, "method": {"source": "new"}},
+        earlier=[{"numbers": 1, "method": {"source": "old"}}],
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:01:00+00:00",
+        resumed=2,
+        summary=summarise(rounds(10.0, None, 30.0)),
+        error="it broke",
+        traceback="in two lines",
+        imported={"file": "theirs.zip"},
+    )
+    assert parse_record(full.text().encode()) == full
+    assert list(full.as_dict()) == [one.name for one in dataclasses.fields(RunRecord)]
+    assert full.sources == {"new", "old"}
+
+
+def test_what_a_run_does_not_have_is_left_out_of_its_record():
+    assert list(record().as_dict()) == [
+        "schema",
+        "status",
+        "config",
+        "scenario",
+        "provenance",
+        "resumed",
+        "summary",
+    ]
+    assert parse_record(record().text().encode()) == record()
+
+
+def edited(*path, to=None):
+    """A run.json with another value in one place, or none."""
+    values = record(summary=summarise(rounds(1.0, 2.0, 3.0))).as_dict()
+    part = values
+    for name in path[:-1]:
+        part = part[name]
+    if to is None:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = to
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize("name", ["precision", "compile", "pretrained", "norm", "samples", "test_samples"])
+def test_an_older_record_has_the_defaults_of_what_came_later(name):
+    assert parse_record(edited("config", "training", name)).config == config()
+
+
+def test_an_older_record_is_of_the_first_version_of_its_method():
+    assert parse_record(edited("config", "version")).config.version == 1
+    assert parse_record(edited("resumed")).resumed == 0
+    assert parse_record(edited("summary", "diverged")).summary.diverged is None
+
+
+def test_what_a_newer_version_has_added_is_ignored_unless_it_changes_the_run():
+    assert parse_record(edited("weather", to="fine")).config == config()
+    assert parse_record(edited("summary", "weather", to="fine")).summary.rounds == 3
+    for path in (("config", "weather"), ("config", "training", "weather")):
+        with pytest.raises(ValueError, match=rf"{'.'.join(path)} is not known to this version"):
+            parse_record(edited(*path, to="fine"))
+
+
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        (("config", "seed"), None),
+        (("config", "seed"), True),
+        (("config", "training", "rounds"), "3"),
+        (("config", "hyperparameters"), [1]),
+        (("scenario", "fingerprint"), 7),
+        (("provenance", "numbers"), "1"),
+        (("summary", "rounds"), 2.5),
+        (("label",), 3),
+        (("earlier",), {}),
+    ],
+)
+def test_a_part_that_is_missing_or_of_another_type_is_named(path, to):
+    with pytest.raises(ValueError, match=f"^foreign: {'.'.join(path)} is missing or of another type$"):
+        parse_record(edited(*path, to=to))
+
+
+def test_a_protocol_that_cannot_be_is_foreign():
+    with pytest.raises(ValueError, match=r"^foreign: config.training: rounds"):
+        parse_record(edited("config", "training", "rounds", to=0))
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"round": 1}', '{"round": 1, "accuracy": "high", "seconds": 1.0}'])
+def test_lines_that_are_not_rounds_are_refused(tmp_path, line):
+    folder = RunFolder(tmp_path)
+    folder.append_round(rounds(1.0)[0])
+    with open(folder.rounds_file, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError):
+        folder.read_rounds()
+    assert folder.last_round()["round"] == 0
+
+
 def test_a_folder_is_named_by_what_was_run(tmp_path):
     path = run_folder(tmp_path, config())
     assert path.relative_to(tmp_path).parts[:4] == ("toy", "iid", "sym-0.5", "fedavg")
@@ -138,6 +245,7 @@ def test_a_folder_is_named_by_what_was_run(tmp_path):
         {"device": "cuda"},
         {"hyperparameters": {"view": "strong"}},
         {"scenario": "0123456789abcdef"},
+        {"version": 2},
         {"training": dataclasses.replace(TRAINING, rounds=3, epochs=1, lr=0.2)},
     ],
 )
@@ -189,7 +297,7 @@ def test_the_record_says_what_was_run_and_where(run):
     } == set(about)
     assert about["libraries"]["numpy"] == np.__version__
     assert record["started"] <= record["ended"]
-    assert record["summary"] == summarise(run.folder.read_rounds())
+    assert record["summary"] == dataclasses.asdict(summarise(run.folder.read_rounds()))
 
 
 def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkeypatch):
@@ -202,8 +310,8 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
         run.play(progress=stop)
     monkeypatch.setattr("flnl_bench.runs.play.provenance", lambda *_: {"numbers": 1, "commit": "new"})
     record = run.play()
-    assert (record["provenance"]["commit"], record["resumed"]) == ("new", 1)
-    assert [about["commit"] for about in record["earlier"]] == ["old"]
+    assert (record.provenance["commit"], record.resumed) == ("new", 1)
+    assert [about["commit"] for about in record.earlier] == ["old"]
 
 
 def test_data_that_changed_are_not_taken_for_the_same_run(tmp_path):
@@ -232,7 +340,7 @@ def test_a_finished_run_leaves_beliefs_and_no_checkpoint(run):
 def test_where_the_truth_is_unknown_nothing_is_said_about_it(tmp_path):
     scenario = dataclasses.replace(toy_scenario(), truth_known=False)
     run, record = played(tmp_path, scenario=scenario)
-    assert record["scenario"]["noise_ratio"] is None
+    assert record.scenario.noise_ratio is None
     assert all("diagnostics" not in row for row in run.folder.read_rounds())
     with np.load(run.folder.path / "beliefs.npz") as arrays:
         assert "true" not in arrays
@@ -260,7 +368,7 @@ def test_a_diverged_run_is_recorded_as_valid_json(tmp_path):
         json.loads(line, parse_constant=refuse)
     last = run.folder.read_rounds()[-1]
     assert (last["loss"], last["method"]["norm"]) == (None, None)
-    assert record["status"] == "done"
+    assert record.status == "done"
 
 
 # -- the page about it -------------------------------------------------------------------------------

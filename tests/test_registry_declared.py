@@ -33,6 +33,13 @@ def refusing(self: Method) -> None:
     ("cls", "why"),
     [
         (no_default(), "hyper-parameter 'rate' has no default"),
+        (declared(version=0), "version is 0, but must be a whole number from 1"),
+        (declared(version=True), "version is True, but must be a whole number from 1"),
+        (declared(version="2"), "version is '2', but must be a whole number from 1"),
+        (
+            declared(version=2, __annotations__={"version": int}),
+            "version is not a hyper-parameter: write it without a type, as in version = 2",
+        ),
         (
             declared(tuple[int, ...], (1, 2)),
             f"hyper-parameter 'rate' is annotated tuple[int, ...], but may be {KINDS}",

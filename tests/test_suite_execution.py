@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
 from command_line import flnl, rounds_of
 
 from flnl_bench import Method
-from flnl_bench.recorder.claim import owner
+from flnl_bench.recorder.claim import claimed, owner
 from flnl_bench.registry import default_registry
 from flnl_bench.runs.resolve import prepare
 from flnl_bench.suite.conduct import CHANGED, Outcome, job_of, work
@@ -177,6 +177,66 @@ def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file,
     assert not any(owner(path) for path in records(tmp_path))
     assert flnl("suite", suite_file, "--out", tmp_path).code == 0
     assert all_rounds(tmp_path) == whole
+
+
+# -- anew --------------------------------------------------------------------------------------------
+@pytest.fixture
+def counted(monkeypatch, suite_file, tmp_path, inline):
+    """A suite of four runs, its folder, and a list that grows by each run that is played."""
+    played = []
+
+    def play(self, task):
+        played.append(task.folder)
+        return work(task)
+
+    monkeypatch.setattr(Inline, "play", play)
+    file = tmp_path / "some.toml"
+    file.write_text(SUITE.replace('["fedavg", "fedgr"]', '["fedavg"]'))
+    return file, tmp_path / "runs", played
+
+
+def test_a_fresh_suite_plays_all_its_runs_once_more_with_the_same_numbers(counted):
+    file, out, played = counted
+    assert flnl("suite", file, "--out", out).code == 0
+    before = all_rounds(out)
+    plan = flnl("suite", file, "--out", out, "--fresh", "--dry-run", "--json").json
+    assert (plan["counts"]["waiting"], len(all_rounds(out))) == (4, 4)
+    again = flnl("suite", file, "--out", out, "--fresh", "--json").json
+    assert (again["counts"]["done"], again["done_before"]) == (4, 0)
+    assert Counter(played) == dict.fromkeys([out / name for name in before], 2)
+    assert all_rounds(out) == before
+
+
+def test_a_fresh_suite_that_was_stopped_goes_on_without_the_word(counted, monkeypatch):
+    file, out, played = counted
+    flnl("suite", file, "--out", out)
+    played.clear()
+    going_on = Inline.play
+
+    def stop_at_the_third(self, task):
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return going_on(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Inline, "play", stop_at_the_third)
+        stopped = flnl("suite", file, "--out", out, "--fresh")
+    assert stopped.code == 130
+    assert "the same command without --fresh goes on from there" in stopped.errors[-1]
+    done = flnl("suite", file, "--out", out, "--json").json
+    assert (done["counts"]["done"], done["done_before"]) == (4, 2)
+    assert len(set(played)) == len(played) == 4
+
+
+def test_a_fresh_suite_takes_nothing_from_another_process(counted):
+    file, out, played = counted
+    flnl("suite", file, "--out", out)
+    before = all_rounds(out)
+    with claimed(played[-1]):
+        refused = flnl("suite", file, "--out", out, "--fresh")
+    assert refused.code == 2
+    assert f"is working on {played[-1]}" in refused.errors[-1]
+    assert all_rounds(out) == before
 
 
 # -- failures ----------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ import numpy as np
 from flnl_bench import network_weights
 from flnl_bench.data import load_dataset
 from flnl_bench.engine.contract import count_bytes
-from flnl_bench.leaderboards.runs import Run, read_runs
+from flnl_bench.leaderboards.runs import FinishedRun, read_runs
 from flnl_bench.models import make_network
-from flnl_bench.recorder.record import RunFolder
+from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.runs.resolve import generate
 
 FORMULAS = {  # both ways; passes of E epochs: F forward, B backward
@@ -37,7 +37,7 @@ FORMULAS = {  # both ways; passes of E epochs: F forward, B backward
 }
 
 
-def cost_rows(run: Run) -> Iterator[str]:
+def cost_rows(run: FinishedRun) -> Iterator[str]:
     """The first round of a run, the last one, and the mean of all."""
     dataset, training = load_dataset(run.dataset), run.training
     clients, samples, epochs = (training[name] for name in ("clients", "samples", "epochs"))

@@ -15,19 +15,19 @@ import matplotlib
 import numpy as np
 
 from flnl_bench.leaderboards.grouping import group, setting_key
-from flnl_bench.leaderboards.runs import Run, read_runs
-from flnl_bench.recorder.record import RunFolder
+from flnl_bench.leaderboards.runs import FinishedRun, read_runs
+from flnl_bench.recorder.folder import RunFolder
 
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "flnl-bench"  # the same file for the same runs
 
 
-def curve(runs: Iterable[Run]) -> np.ndarray:
+def curve(runs: Iterable[FinishedRun]) -> np.ndarray:
     """Mean accuracy by round."""
     return np.mean([[row["accuracy"] for row in RunFolder(run.path).read_rounds()] for run in runs], axis=0)
 
 
-def draw(runs: list[Run], output: Path) -> None:
+def draw(runs: list[FinishedRun], output: Path) -> None:
     """One figure; what may not share a table does not share a panel."""
     from matplotlib import pyplot
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flnl_bench.leaderboards.grouping import group, setting_key
-from flnl_bench.leaderboards.runs import Run, read_runs
-from flnl_bench.recorder.record import RunFolder
+from flnl_bench.leaderboards.runs import FinishedRun, read_runs
+from flnl_bench.recorder.folder import RunFolder
 
 NAMES = (
     "memorised",
@@ -28,7 +28,7 @@ NAMES = (
 )
 
 
-def cell(runs: Iterable[Run], name: str) -> str:
+def cell(runs: Iterable[FinishedRun], name: str) -> str:
     """Mean (least to most) of one diagnostic over seeds."""
     last = [RunFolder(run.path).read_rounds()[-1]["diagnostics"].get(name) for run in runs]
     values = [value for value in last if value is not None]

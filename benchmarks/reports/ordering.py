@@ -15,12 +15,12 @@ from pathlib import Path
 
 from flnl_bench.leaderboards.grouping import group, setting_key
 from flnl_bench.leaderboards.paper import numbers
-from flnl_bench.leaderboards.runs import Run, read_runs
+from flnl_bench.leaderboards.runs import FinishedRun, read_runs
 
 BASE = "fedavg"
 
 
-def difference(ours: Mapping[int, Run], base: Mapping[int, Run]) -> float | None:
+def difference(ours: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> float | None:
     """Mean difference over common seeds."""
     seeds = ours.keys() & base.keys()
     return (

@@ -20,11 +20,13 @@ from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.leaderboards.grouping import METHODS, SETTINGS
-from flnl_bench.recorder.record import RunFolder, run_folder
+from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.recorder.record import COSTS, RunRecord, ScenarioFacts, summarise
 from flnl_bench.registry import default_registry, values_of
 from flnl_bench.runs.presets import load_preset
 
 DATASETS, PARTITIONS = ("digits", "cifar10"), ("iid", "dir-0.3")
+ROUND = dict.fromkeys(("seconds", *COSTS), 1)
 COMMAND = (
     sys.executable,
     "-c",
@@ -56,14 +58,14 @@ def write(out: Path, config: RunConfig) -> None:
     folder = RunFolder(run_folder(out, config))
     folder.create()
     folder.write(
-        {
-            "status": "done",
-            "config": config.as_dict(),
-            "scenario": {"fingerprint": scenario},
-            "provenance": {"numbers": NUMBERS_VERSION},
-            "changed": {},
-            "summary": {"rounds": config.training.rounds, "last10": accuracy, "best": accuracy},
-        }
+        RunRecord(
+            status="done",
+            config=config,
+            scenario=ScenarioFacts(scenario),
+            provenance={"numbers": NUMBERS_VERSION, "method": {"source": config.method}},
+            changed={},
+            summary=summarise([{**ROUND, "accuracy": accuracy}] * config.training.rounds),
+        )
     )
 
 

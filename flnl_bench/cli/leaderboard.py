@@ -16,7 +16,7 @@ from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:
-    from flnl_bench.leaderboards.runs import Found, Run
+    from flnl_bench.leaderboards.runs import FinishedRun, Found
     from flnl_bench.leaderboards.sheet import Sheet
     from flnl_bench.leaderboards.table import Table
 
@@ -106,7 +106,9 @@ def make_tables(
     return found, tables, warnings
 
 
-def _chosen(runs: Sequence[Run], datasets: Sequence[str], presets: Sequence[str]) -> list[Run]:
+def _chosen(
+    runs: Sequence[FinishedRun], datasets: Sequence[str], presets: Sequence[str]
+) -> list[FinishedRun]:
     for what, names, there in (
         ("dataset", datasets, {run.dataset for run in runs}),
         ("preset", presets, {run.preset for run in runs}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,30 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
-from flnl_bench.recorder.record import LAST
+from flnl_bench.config import NAMES, RunConfig
+from flnl_bench.recorder.record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 
-SHARED = ("method", "dataset", "partition", "setting", "preset")
-FROM_SUMMARY = (
-    "rounds",
-    "last10",
-    "best",
-    "best_round",
-    "bytes_down",
-    "bytes_up",
-    "forward",
-    "backward",
-    "seconds",
-)
+SHARED = [name for name in NAMES if name != "seed"]
 
 
-def as_object(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """One run as one flat JSON object."""
-    config, summary = record["config"], record["summary"]
+def as_object(record: RunRecord, folder: Path) -> dict[str, Any]:
+    """One finished run as one flat JSON object."""
+    assert record.summary is not None
     return {
-        **{name: config[name] for name in (*SHARED, "seed")},
-        **{name: summary[name] for name in FROM_SUMMARY},
-        "resumed": record["resumed"],
-        "scenario": record["scenario"]["fingerprint"],
+        **record.config.names,
+        **dataclasses.asdict(record.summary),
+        "resumed": record.resumed,
+        "scenario": record.scenario.fingerprint,
         "run_dir": str(folder),
     }
 
@@ -41,7 +32,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several seeds as one object: means, sample standard deviations (ddof 1) and the runs."""
     together: dict[str, Any] = {name: runs[0][name] for name in (*SHARED, "rounds")}
     together["seeds"] = [run["seed"] for run in runs]
-    for metric in ("last10", "best"):
+    for metric in METRICS:
         values = [run[metric] for run in runs]
         known = None not in values
         together[metric] = statistics.fmean(values) if known else None
@@ -50,38 +41,37 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # -- for people --------------------------------------------------------------------------------------
-def title_of(config: Mapping[str, Any]) -> str:
+def title_of(config: RunConfig) -> str:
     """A run in one line."""
-    names = [config[name] for name in SHARED]
-    return f"{names[0]} on {' · '.join(names[1:])} · seed {config['seed']}"
+    names = [config.names[name] for name in SHARED]
+    return f"{names[0]} on {' · '.join(names[1:])} · seed {config.seed}"
 
 
-def scenario_line(scenario: Mapping[str, Any]) -> str:
+def scenario_line(scenario: ScenarioFacts) -> str:
     """What the method was up against."""
-    ratio = scenario["noise_ratio"]
+    ratio = scenario.noise_ratio
     noise = "unknown" if ratio is None else f"{100 * ratio:.1f} %"
     return (
-        f"{scenario['fingerprint']}: {scenario['clients']} clients, {scenario['samples']} images, "
-        f"{noise} wrong labels"
+        f"{scenario.fingerprint}: {scenario.clients} clients, {scenario.samples} images, {noise} wrong labels"
     )
 
 
-def cost_line(summary: Mapping[str, Any]) -> str:
+def cost_line(summary: Summary) -> str:
     """What the run cost, summed over its rounds; a pass is one sample through the network."""
     return (
-        f"{amount(summary['bytes_down'], 'B')} down, {amount(summary['bytes_up'], 'B')} up, "
-        f"{amount(summary['forward'])} forward, {amount(summary['backward'])} backward passes"
+        f"{amount(summary.bytes_down, 'B')} down, {amount(summary.bytes_up, 'B')} up, "
+        f"{amount(summary.forward)} forward, {amount(summary.backward)} backward passes"
     )
 
 
-def best_round(summary: Mapping[str, Any]) -> str:
+def best_round(number: int | None) -> str:
     """The best round as people count, from one."""
-    return "–" if summary["best_round"] is None else str(summary["best_round"] + 1)
+    return "–" if number is None else str(number + 1)
 
 
-def divergence(summary: Mapping[str, Any]) -> str | None:
+def divergence(summary: Summary | None) -> str | None:
     """From when on the test loss is not finite, if it is so; older records do not know."""
-    first = summary.get("diverged")
+    first = summary.diverged if summary else None
     return None if first is None else f"the loss is not finite from round {first + 1} on"
 
 
@@ -90,27 +80,28 @@ def memorised(row: Mapping[str, Any]) -> float | None:
     return (row.get("diagnostics") or {}).get("memorised")
 
 
-def print_run(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """The summary of one run."""
-    console, summary = stdout(), record["summary"]
-    console.print(title_of(record["config"]), style="bold")
+def print_run(record: RunRecord, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """The summary of one finished run."""
+    console, summary = stdout(), record.summary
+    assert summary is not None
+    console.print(title_of(record.config), style="bold")
     lines = facts()
-    lines.add_row("scenario", scenario_line(record["scenario"]))
+    lines.add_row("scenario", scenario_line(record.scenario))
     lines.add_row(
         "last-10",
-        f"{percent(summary['last10'])}  mean test accuracy of the last {min(LAST, summary['rounds'])} rounds",
+        f"{percent(summary.last10)}  mean test accuracy of the last {min(LAST, summary.rounds)} rounds",
     )
     lines.add_row(
-        "best", f"{percent(summary['best'])}  in round {best_round(summary)} of {summary['rounds']}"
+        "best", f"{percent(summary.best)}  in round {best_round(summary.best_round)} of {summary.rounds}"
     )
-    at_best, at_end = memorised(rows[summary["best_round"] or 0]), memorised(rows[-1])
+    at_best, at_end = memorised(rows[summary.best_round or 0]), memorised(rows[-1])
     if at_end is not None:
         lines.add_row(
             "memorised",
             f"{percent(at_best)} of the wrong labels at the best round, {percent(at_end)} at the end",
         )
     lines.add_row("cost", cost_line(summary))
-    lines.add_row("time", duration(summary["seconds"]))
+    lines.add_row("time", duration(summary.seconds))
     console.print(lines)
     print_paths(files=str(folder), next=f"flnl-bench show {shlex.quote(str(folder))}")
 
@@ -125,7 +116,7 @@ def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
             str(run["seed"]),
             percent(run["last10"]),
             percent(run["best"]),
-            best_round(run),
+            best_round(run["best_round"]),
             duration(run["seconds"]),
             run["scenario"],
         )

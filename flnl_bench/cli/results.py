@@ -29,12 +29,12 @@ def export_results(
     as_json: options.Json = False,
 ) -> None:
     """Write run.json and the rounds of all finished runs into one compressed file."""
-    from flnl_bench.recorder.transfer import export
+    from flnl_bench.recorder.transfer import export_runs
 
     check_folder(folder)
     if output.exists():
         raise BadInput(f"{output} is there already; choose another file")
-    done = export(folder, output)
+    done = export_runs(folder, output)
     warn_files(done.left_out)
     note_unfinished(done.unfinished, "exported")
     if as_json:
@@ -50,9 +50,9 @@ def import_results(
     as_json: options.Json = False,
 ) -> None:
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
-    from flnl_bench.recorder.transfer import load
+    from flnl_bench.recorder.transfer import import_runs
 
-    done = load(file, out)
+    done = import_runs(file, out)
     warn_files(done.kept, "not imported: ")
     counts = {"imported": len(done.runs), "already_there": done.there, "not_imported": len(done.kept)}
     if as_json:

@@ -26,6 +26,7 @@ from flnl_bench.cli.outcome import divergence
 from flnl_bench.errors import BadInput, BrokenContract, MissingData, one_line, place_in
 
 if TYPE_CHECKING:
+    from flnl_bench.recorder.record import RunRecord
     from flnl_bench.runs.play import Run
 
 
@@ -124,7 +125,7 @@ def run(
     runs = prepare_all({name: value for name, value in asked.items() if value is not None}, chosen)
     records = [play(each, fresh) for each in runs]
     for record in records:
-        if when := divergence(record["summary"]):
+        if when := divergence(record.summary):
             note(f"warning: {method}: {when}")
     if dataset is None and scenario is None:
         note(
@@ -146,7 +147,7 @@ def prepare_all(asked: Mapping[str, Any], seeds: list[int]) -> list[Run]:
         return [prepare(Request(seed=seed, **asked), progress=progress) for seed in seeds]
 
 
-def play(run: Run, fresh: bool) -> dict[str, Any]:
+def play(run: Run, fresh: bool) -> RunRecord:
     """Run or resume, with progress on stderr."""
     from flnl_bench.cli.console import watching
 
@@ -170,7 +171,8 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
     except (BadInput, MissingData):
         raise
     except Exception as error:
-        recorded = (run.folder.read() or {}).get("status") == "failed"
+        record = run.folder.read()
+        recorded = record is not None and record.status == "failed"
         if isinstance(error, OSError) and not recorded:
             raise
         what = str(error)  # a broken contract names method and hook
@@ -181,7 +183,7 @@ def play(run: Run, fresh: bool) -> dict[str, Any]:
         raise Failed(what + f"; the traceback is in {path / 'run.json'}" * recorded) from None
 
 
-def report(runs: list[Run], records: list[dict[str, Any]], *, several: bool, as_json: bool) -> None:
+def report(runs: list[Run], records: list[RunRecord], *, several: bool, as_json: bool) -> None:
     """Print the outcome."""
     from flnl_bench.cli.outcome import as_object, over_seeds, print_run, print_seeds
 

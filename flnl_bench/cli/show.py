@@ -14,7 +14,8 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import duration, facts, percent, print_json, stdout
 from flnl_bench.cli.outcome import best_round, cost_line, divergence, print_paths, scenario_line, title_of
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.record import RunFolder
+from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.recorder.record import Row, RunRecord, Summary, summarise
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -51,7 +52,6 @@ def plot(values: Sequence[float], width: int, height: int = 6) -> list[str]:
 
 RUNS = Path("results/runs")
 SIEVE = ("precision", "recall", "f_score")
-PARTS = ("config", "scenario", "provenance")  # of run.json, each an object
 
 
 def show(
@@ -67,7 +67,7 @@ def show(
     folder = RunFolder(find_run(run))
     record, rows = read(folder)
     if as_json:
-        print_json({"run_dir": str(folder.path), **record, "rounds": rows})
+        print_json({"run_dir": str(folder.path), **record.as_dict(), "rounds": rows})
     else:
         print_all(record, rows, folder.path)
 
@@ -91,33 +91,31 @@ def find_run(name: str) -> Path:
     return found[0]
 
 
-def read(folder: RunFolder) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read(folder: RunFolder) -> tuple[RunRecord, list[Row]]:
     """The record and the whole rounds; a torn or foreign file is an error."""
     record = folder.read()
-    if record is None or not all(isinstance(record.get(part), dict) for part in PARTS):
+    if record is None:
         raise BadInput(f"{folder.path / 'run.json'} is torn, or not a run of this version of flnl-bench")
     try:
         rows = folder.read_rounds()
-        numbers = [(float(row["accuracy"] or 0.0), row["seconds"]) for row in rows]
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         raise BadInput(f"{folder.rounds_file} does not hold rounds of flnl-bench") from None
-    if record.get("status") == "done" and not numbers:
+    if record.status == "done" and not rows:
         raise BadInput(f"{folder.rounds_file} is missing or empty, though the run is finished")
     return record, rows
 
 
 # -- showing -----------------------------------------------------------------------------------------
-def print_all(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
     """Everything about a run that fits a screen."""
-    from flnl_bench.recorder.record import summarise
-
-    console, config = stdout(), record["config"]
+    console, config = stdout(), record.config
     console.print(title_of(config), style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
-    lines.add_row("scenario", scenario_line(record["scenario"]))
-    lines.add_row("protocol", _pairs({k: v for k, v in config["training"].items() if v is not None}))
-    lines.add_row("method", _pairs(config["hyperparameters"]) or "no hyper-parameters")
+    lines.add_row("scenario", scenario_line(record.scenario))
+    lines.add_row("protocol", _pairs({k: v for k, v in vars(config.training).items() if v is not None}))
+    version = f"version {config.version}, " if config.version > 1 else ""
+    lines.add_row("method", version + (_pairs(config.hyperparameters) or "no hyper-parameters"))
     console.print(lines)
     if rows:
         print_curve(console, rows)
@@ -128,17 +126,16 @@ def print_all(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], path
     print_paths(files=str(path))
 
 
-def status_line(record: Mapping[str, Any], rounds: int) -> str:
+def status_line(record: RunRecord, rounds: int) -> str:
     """Whether the run is done, and how it came there."""
-    total = record["config"]["training"]["rounds"]
-    resumed = record.get("resumed", 0)
+    total, resumed = record.config.training.rounds, record.resumed
     times = f", resumed {resumed} time{'s' if resumed > 1 else ''}" if resumed else ""
-    if record["status"] == "done":
+    if record.status == "done":
         return f"done, {total} rounds{times}"
-    return f"{record['status']}, {rounds} of {total} rounds{times}; the same `run` command goes on from there"
+    return f"{record.status}, {rounds} of {total} rounds{times}; the same `run` command goes on from there"
 
 
-def print_curve(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+def print_curve(console: Console, rows: Sequence[Row]) -> None:
     """Test accuracy over the rounds, and the share of wrong labels that is memorised."""
     curves = {"test accuracy": [row["accuracy"] or 0.0 for row in rows]}
     memorised = [(row.get("diagnostics") or {}).get("memorised") for row in rows]
@@ -151,11 +148,11 @@ def print_curve(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print()
 
 
-def print_results(console: Console, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+def print_results(console: Console, rows: Sequence[Row], summary: Summary) -> None:
     """Headline numbers, diagnostics of the last round, cost."""
     lines = facts()
-    lines.add_row("last-10", percent(summary["last10"]))
-    lines.add_row("best", f"{percent(summary['best'])} in round {best_round(summary)}")
+    lines.add_row("last-10", percent(summary.last10))
+    lines.add_row("best", f"{percent(summary.best)} in round {best_round(summary.best_round)}")
     if when := divergence(summary):
         lines.add_row("diverged", when)
     last = rows[-1].get("diagnostics") or {}
@@ -174,7 +171,7 @@ def print_results(console: Console, rows: Sequence[Mapping[str, Any]], summary: 
     if others := _other_numbers(last):
         lines.add_row("beliefs", _pairs(others))
     lines.add_row("cost", cost_line(summary))
-    lines.add_row("time", duration(summary["seconds"]))
+    lines.add_row("time", duration(summary.seconds))
     console.print(lines)
 
 
@@ -188,8 +185,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
 
 
-def _provenance(record: Mapping[str, Any]) -> Any:
-    about = record["provenance"]
+def _provenance(record: RunRecord) -> Any:
+    about = record.provenance
     libraries = {"python": about.get("python"), **about.get("libraries", {})}
     lines = facts()
     lines.add_row(
@@ -197,7 +194,7 @@ def _provenance(record: Mapping[str, Any]) -> Any:
     )
     lines.add_row("", ", ".join(f"{name} {version}" for name, version in libraries.items()))
     lines.add_row("on", f"{about.get('device')}, {about.get('platform')}, {about.get('threads')} thread(s)")
-    lines.add_row("when", f"{record.get('started')} to {record.get('ended') or '–'}")
-    if isinstance(origin := record.get("imported"), dict):
+    lines.add_row("when", f"{record.started} to {record.ended or '–'}")
+    if origin := record.imported:
         lines.add_row("imported", f"from {origin.get('file')} at {origin.get('time')}")
     return lines

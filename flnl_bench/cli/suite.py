@@ -194,6 +194,7 @@ def suite(
     retry_failed: Annotated[
         bool, flag(FILES, "Try failed runs again, from their checkpoints.", "--retry-failed")
     ] = False,
+    fresh: Annotated[bool, flag(FILES, "Start all runs anew, also finished ones.", "--fresh")] = False,
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
     as_json: options.Json = False,
@@ -214,10 +215,10 @@ def suite(
         found, items = load(file, out, data_dir, device, local=executor == "local")
     start = time.monotonic()
     if dry_run:
-        show_plan(found, items, out, as_json=as_json)
+        show_plan(found, items, out, fresh=fresh, as_json=as_json)
         return
     sbatch = parse_changes(slurm or [], "--slurm")
-    board = play(items, executor, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed)
+    board = play(items, executor, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed, fresh)
     finish(found, board, out, time.monotonic() - start, as_json=as_json)
 
 
@@ -249,12 +250,18 @@ def play(
     cpus_per_run: float,
     sbatch: dict[str, str],
     retry_failed: bool,
+    fresh: bool,
 ) -> Board:
     """Play what is left to play, with a live view on stderr."""
-    from flnl_bench.suite.board import Board
+    from flnl_bench.suite.board import Board, other_code
     from flnl_bench.suite.conduct import conduct
 
-    board = Board.of(items, jobs or len(items), retry_failed)
+    board = Board.of(items, jobs or len(items), retry_failed, fresh)
+    for method, count in ({} if fresh else other_code(items)).items():
+        note(
+            f"warning: the code of {method} has changed since {count} of the runs were begun; "
+            "--fresh starts all anew"
+        )
     if not board.having("waiting", "running"):
         return board
     gpu = items[0].config.device == "cuda"
@@ -281,7 +288,8 @@ def play(
     except KeyboardInterrupt:
         done = len(board.having("done"))
         raise Interrupted(
-            f"interrupted with {done} of {len(items)} runs done; the same command goes on from there"
+            f"interrupted with {done} of {len(items)} runs done; the same command "
+            f"{'without --fresh ' if fresh else ''}goes on from there"
         ) from None
     return board
 
@@ -308,11 +316,11 @@ def check_data(board: Board) -> None:
                     raise BadInput(f"{item.title}: {error}") from None
 
 
-def show_plan(found: Suite, items: list[Item], out: Path, *, as_json: bool) -> None:
+def show_plan(found: Suite, items: list[Item], out: Path, *, fresh: bool, as_json: bool) -> None:
     """What a call would do."""
     from flnl_bench.suite.board import Board, suite_object
 
-    board = Board.of(items)
+    board = Board.of(items, fresh=fresh)
     if as_json:
         print_json(suite_object(found, board, out))
     else:

@@ -53,6 +53,7 @@ def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, An
         "scenarios": table.scenarios,
         "imported": dict(table.imported),
         "notes": notes_of(table),
+        "alarms": list(table.alarms),
     }
     if paper:
         text, comparable = protocols(table)
@@ -72,6 +73,7 @@ def _row_object(table: Table, row: Row, paper: bool, versus: Comparison | None) 
     made: dict[str, Any] = {
         "method": row.method,
         "label": row.label,
+        "version": row.version,
         "hyperparameters": dict(row.hyperparameters),
         "changed": None if row.changed is None else dict(row.changed),
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},

@@ -11,7 +11,7 @@ from typing import Any
 
 from flnl_bench.config import NUMBERS_VERSION, key_of, whole, written
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.runs import Run
+from flnl_bench.leaderboards.runs import FinishedRun
 
 METHODS = (
     "fedavg",
@@ -133,24 +133,41 @@ class Protocol:
         )
 
 
-def protocol_of(run: Run) -> Protocol:
+def protocol_of(run: FinishedRun) -> Protocol:
     """The table of a run, before scenarios are looked at."""
     return Protocol(run.dataset, run.partition, run.preset, run.training, run.device, run.numbers)
 
 
-Cells = dict[str, dict[int, Run]]  # by setting and seed
+Cells = dict[str, dict[int, FinishedRun]]  # by setting and seed
 
 
 @dataclass
 class Line:
-    """The runs of one row: a method with one set of hyper-parameters."""
+    """The runs of one row: a version of a method with one set of hyper-parameters."""
 
     method: str
     hyperparameters: Mapping[str, Any]
     label: str
     changed: Mapping[str, Any] | None = None  # hyper-parameters not as the preset has them; None: not said
     told: str | None = None  # what a suite calls it
+    version: int = 1
     cells: Cells = field(default_factory=lambda: defaultdict(dict))
+
+    @property
+    def alarm(self) -> str | None:
+        """What must be said if its runs were made by different code of the method."""
+        runs = [run for seeds in self.cells.values() for run in seeds.values()]
+        sources = {digest for run in runs for digest in run.sources}
+        if len(sources) < 2:
+            return None
+        setting = min(self.cells, key=setting_key)
+        seeds = ",".join(map(str, sorted(self.cells[setting])))
+        again = f"`flnl-bench run --method {self.method} --setting {setting} --seeds {seeds} … --fresh`"
+        return (
+            f"{self.label}: not comparable, its runs are of {len(sources)} different codes of the method; "
+            f"the commands that made them, with --fresh, make them anew: {again} or "
+            "`flnl-bench suite FILE --fresh`"
+        )
 
 
 @dataclass
@@ -161,14 +178,14 @@ class Group:
     lines: list[Line]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FinishedRun]:
         """All runs that count."""
         return [run for line in self.lines for seeds in line.cells.values() for run in seeds.values()]
 
 
-def group(runs: Iterable[Run]) -> tuple[list[Group], list[str]]:
+def group(runs: Iterable[FinishedRun]) -> tuple[list[Group], list[str]]:
     """Tables of runs that may be compared, in the order of their names, and warnings."""
-    protocols: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    protocols: dict[tuple[object, ...], list[FinishedRun]] = defaultdict(list)
     for run in runs:
         place = (run.dataset, run.partition, run.preset, run.device, run.numbers)
         protocols[*place, key_of(run.training)].append(run)
@@ -182,7 +199,7 @@ def group(runs: Iterable[Run]) -> tuple[list[Group], list[str]]:
     return groups, _apart(groups) + warnings
 
 
-def _worlds(runs: Sequence[Run]) -> list[tuple[tuple[bool, int], list[Run]]]:
+def _worlds(runs: Sequence[FinishedRun]) -> list[tuple[tuple[bool, int], list[FinishedRun]]]:
     """Split runs so that a setting and seed means one scenario, and generated ones meet no others.
 
     A world is named by whether its scenarios are known from files only, and by a number: in the first
@@ -192,7 +209,7 @@ def _worlds(runs: Sequence[Run]) -> list[tuple[tuple[bool, int], list[Run]]]:
     scenarios: dict[tuple[str, int, bool], Counter[str]] = defaultdict(Counter)
     for run in runs:
         scenarios[run.setting, run.seed, run.fingerprint not in generated][run.fingerprint] += 1
-    worlds: dict[tuple[bool, int], list[Run]] = defaultdict(list)
+    worlds: dict[tuple[bool, int], list[FinishedRun]] = defaultdict(list)
     for run in runs:
         from_files = run.fingerprint not in generated
         counts = scenarios[run.setting, run.seed, from_files]
@@ -201,13 +218,14 @@ def _worlds(runs: Sequence[Run]) -> list[tuple[tuple[bool, int], list[Run]]]:
     return sorted(worlds.items(), key=lambda world: world[0])
 
 
-def _lines(runs: Iterable[Run], title: str, warnings: list[str]) -> list[Line]:
+def _lines(runs: Iterable[FinishedRun], title: str, warnings: list[str]) -> list[Line]:
     """The rows of a table in order; one run a cell and seed."""
     lines: dict[tuple[object, ...], Line] = {}
     again: list[str] = []
     for run in runs:
         line = lines.setdefault(
-            (run.method, key_of(run.hyperparameters)), Line(run.method, run.hyperparameters, run.method)
+            (run.method, run.version, key_of(run.hyperparameters)),
+            Line(run.method, run.hyperparameters, run.method, version=run.version),
         )
         line.changed = run.changed if line.changed is None else line.changed
         line.told = line.told or run.label
@@ -224,26 +242,37 @@ def _lines(runs: Iterable[Run], title: str, warnings: list[str]) -> list[Line]:
             f"{title}: left out, because the same run is there with other numbers: {'; '.join(again)}"
         )
     _label(lines.values(), title, warnings)
+    warnings += [f"{title}: {line.alarm}" for line in lines.values() if line.alarm]
     return sorted(lines.values(), key=lambda line: (method_key(line.method), line.label))
 
 
 def _label(lines: Iterable[Line], title: str, warnings: list[str]) -> None:
     """Name rows by what is changed about their method, else by that in which rows of one method differ."""
-    methods: dict[str, list[Line]] = defaultdict(list)
+    methods: dict[tuple[str, int], list[Line]] = defaultdict(list)
     for line in lines:
-        methods[line.method].append(line)
-    for method, same in methods.items():
+        methods[line.method, line.version].append(line)
+    for (method, version), same in methods.items():
         told = [_told(line) for line in same]
-        if len(same) == 1:
-            same[0].label = told[0] or method
-            continue
         names = list(dict.fromkeys(name for line in same for name in line.hyperparameters))
         differ = [n for n in names if len({repr(whole(line.hyperparameters.get(n))) for line in same}) > 1]
         known = None not in told and len(set(told)) == len(told)
         for line, name in zip(same, told, strict=True):
             values = ", ".join(f"{n}={whole(line.hyperparameters.get(n, '–'))}" for n in differ)
-            line.label = name if known and name else f"{method} {values}"
-        warnings.append(f"{title}: {method} has {len(same)} rows, because of different {', '.join(differ)}")
+            line.label = name if known and name else f"{method} {values}".rstrip()
+            line.label += f" v{version}" if version > 1 else ""
+        if differ:
+            why = f"because of different {', '.join(differ)}"
+            warnings.append(f"{title}: {method} has {len(same)} rows, {why}")
+    for method, versions in _several(methods).items():
+        warnings.append(f"{title}: {method} has rows of its versions {', '.join(map(str, versions))}")
+
+
+def _several(methods: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """The versions of each method that has several."""
+    versions: dict[str, list[int]] = defaultdict(list)
+    for method, version in sorted(methods):
+        versions[method].append(version)
+    return {method: found for method, found in versions.items() if len(found) > 1}
 
 
 def _told(line: Line) -> str | None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import Training
-from flnl_bench.recorder.record import NEEDED, read_record
-
-METRICS = ("last10", "best")
-# An option that came later had this value in runs that do not name it.
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Training) if f.default is not dataclasses.MISSING}
+from flnl_bench.recorder.folder import read_records
+from flnl_bench.recorder.record import METRICS, RunRecord
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """What the leaderboard needs of a finished run."""
 
     path: Path
@@ -30,6 +23,7 @@ class Run:
     preset: str
     seed: int
     device: str
+    version: int  # of the method
     training: Mapping[str, Any]
     hyperparameters: Mapping[str, Any]
     fingerprint: str
@@ -40,69 +34,42 @@ class Run:
     imported: str | None  # the file it came from
     changed: Mapping[str, Any] | None  # hyper-parameters not as preset and variant have them, if it says so
     label: str | None  # what its suite calls it
+    sources: frozenset[str]  # digests of the method's code that made it, as far as they are known
 
 
 @dataclass
 class Found:
     """What a results folder holds."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[FinishedRun] = field(default_factory=list)
     unfinished: dict[Path, str] = field(default_factory=dict)  # by status: running, interrupted, failed
     problems: dict[Path, str] = field(default_factory=dict)
 
 
 def read_runs(folder: Path) -> Found:
     """All runs below a folder, in the order of their names."""
-    found = Found()
-    for path in run_files(folder, found.problems):
-        try:
-            record = read_record(path)
-            if record["status"] == "done":
-                found.runs.append(parse(record, path.parent))
-            else:
-                found.unfinished[path.parent] = record["status"]
-        except ValueError as problem:
-            found.problems[path] = str(problem)
-    return found
+    found = read_records(folder)
+    runs = [finished_run(record, path) for path, record in found.done.items()]
+    return Found(runs, found.unfinished, found.problems)
 
 
-def run_files(folder: Path, problems: dict[Path, str]) -> Iterator[Path]:
-    """Every run.json below a folder; below a run there is no other, and hidden folders are not ours."""
-
-    def unreadable(error: OSError) -> None:
-        problems[Path(error.filename)] = f"cannot be read ({error.strerror})"
-
-    for place, folders, files in os.walk(folder, onerror=unreadable):
-        if "run.json" in files:
-            folders.clear()
-            yield Path(place, "run.json")
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-
-
-def parse(record: Mapping[str, Any], path: Path) -> Run:
-    """A checked record of a finished run as a Run, or a ValueError."""
-    config, summary = record["config"], record.get("summary")
-    training = {**_DEFAULTS, **config["training"]}
-    if not isinstance(summary, dict) or summary.get("rounds") != training.get("rounds"):
-        raise ValueError("its status is done, but its summary is not of all rounds")
-    imported, changed, label = (record.get(name) for name in ("imported", "changed", "label"))
-    return Run(
+def finished_run(record: RunRecord, path: Path) -> FinishedRun:
+    """What the leaderboard needs of the record of a finished run."""
+    config, summary = record.config, record.result()
+    return FinishedRun(
         path=path,
-        **{name: config[name] for name in NEEDED["config"] if name not in ("training",)},
-        training=training,
-        fingerprint=record["scenario"]["fingerprint"],
-        generated=config.get("scenario") is None,
-        numbers=record["provenance"]["numbers"],
-        values={metric: _accuracy(summary.get(metric), metric) for metric in METRICS},
-        ended=str(record.get("ended") or ""),
-        imported=str(imported.get("file")) if isinstance(imported, dict) else None,
-        changed=changed if isinstance(changed, dict) else None,
-        label=label if isinstance(label, str) and label else None,
+        **config.names,
+        device=config.device,
+        version=config.version,
+        training=vars(config.training),
+        hyperparameters=config.hyperparameters,
+        fingerprint=record.scenario.fingerprint,
+        generated=config.scenario is None,
+        numbers=record.numbers,
+        values={metric: float(getattr(summary, metric)) for metric in METRICS},
+        ended=record.ended or "",
+        imported=str(record.imported.get("file")) if record.imported else None,
+        changed=record.changed,
+        label=record.label or None,
+        sources=record.sources,
     )
-
-
-def _accuracy(value: object, metric: str) -> float:
-    number = float(value) if isinstance(value, int | float) else math.nan
-    if not 0 <= number <= 100:
-        raise ValueError(f"summary.{metric} is {value}, not a percentage")
-    return number

@@ -114,18 +114,18 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
         lines.append(Line(row.label, [*entries, _rank(row, marked["rank"], table.seeds)]))
         if paper:
             lines += _paper_lines(table, row, columns[:-1])
-    about, alarm = about_table(table), None
+    about, alarms = about_table(table), list(table.alarms)
     compared = any(line.kind == PAPER for line in lines)
     if compared:
         text, comparable = protocols(table)
         about += [f"Protocols: {text}."] if comparable else []
-        alarm = None if comparable else text
+        alarms += [] if comparable else [text]
     elif paper:
         nothing = "No row of this table may stand beside the paper's numbers."
         about.append(nothing if unlike_paper(table) else "The paper has no numbers for this table.")
     notes = notes_of(table, paper=compared)
     notes += [f"No number of the paper beside {text}." for text in unlike_paper(table)] if paper else []
-    return Sheet(table.protocol.title, columns, lines, about, alarm, LEGEND, notes)
+    return Sheet(table.protocol.title, columns, lines, about, "; ".join(alarms) or None, LEGEND, notes)
 
 
 def _rank(row: Row, mark: str, seeds: int) -> Entry:

@@ -36,6 +36,7 @@ class Row:
     ranks: Mapping[str, float]  # by setting, among the rows that have all scored settings
     rank: float | None  # the mean of these
     changed: Mapping[str, Any] | None  # hyper-parameters not as the preset has them; None: not said
+    version: int = 1  # of the method
 
     @property
     def seeds(self) -> int:
@@ -54,6 +55,7 @@ class Table:
     rows: Sequence[Row]
     scenarios: Mapping[str, Mapping[int, str]]  # fingerprints by setting and seed
     imported: Mapping[str, int]  # runs by the file they came from
+    alarms: Sequence[str] = ()  # rows whose runs were made by different code
 
     @property
     def seeds(self) -> int:
@@ -84,6 +86,7 @@ def make_table(group: Group, metric: str) -> Table:
             places,
             _mean_rank(places),
             line.changed,
+            line.version,
         )
         for line, row, average, places in zip(group.lines, cells, averages, ranks, strict=True)
     ]
@@ -91,7 +94,8 @@ def make_table(group: Group, metric: str) -> Table:
     for run in group.runs:
         scenarios[run.setting][run.seed] = run.fingerprint
     imported = Counter(run.imported for run in group.runs if run.imported)
-    return Table(group.protocol, metric, settings, over, rows, scenarios, imported)
+    alarms = [line.alarm for line in group.lines if line.alarm]
+    return Table(group.protocol, metric, settings, over, rows, scenarios, imported, alarms)
 
 
 def over_seeds(values: Mapping[int, float]) -> Cell:

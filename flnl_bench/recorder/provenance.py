@@ -1,12 +1,14 @@
-"""Where a run's numbers come from: versions, commit, device, time."""
+"""Where a run's numbers come from: versions, commit, device, and the code of the method."""
 
 from __future__ import annotations
 
-import datetime
+import ast
 import hashlib
+import importlib.util
 import inspect
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def provenance(method: Method, device: torch.device, workers: int) -> dict[str, 
         "commit": _commit(),
         "method": {
             "class": f"{type(method).__module__}:{type(method).__qualname__}",
-            "source": source(method),
+            "source": source(type(method)),
         },
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
@@ -38,20 +40,55 @@ def provenance(method: Method, device: torch.device, workers: int) -> dict[str, 
     }
 
 
-def source(method: Method) -> str | None:
-    """A digest of the files in which a method's class and its parents are written; None if there are none."""
-    digest = hashlib.blake2b(digest_size=8)
-    for cls in type(method).__mro__[: type(method).__mro__.index(Method)]:
-        try:
-            digest.update(Path(inspect.getfile(cls)).read_bytes())
-        except (OSError, TypeError):  # made in a session, not in a file
-            return None
-    return digest.hexdigest()
+def source(cls: type[Method]) -> str | None:
+    """A digest of the code of a method; None if it is not in files.
+
+    It covers the files of the class and its parents, and the modules of their own packages that these
+    import. NUMBERS_VERSION speaks for flnl_bench, the versions of libraries are beside it in the record.
+    """
+    files: dict[Path, None] = {}  # as a set that keeps its order
+    try:
+        for one in cls.__mro__[: cls.__mro__.index(Method)]:
+            _collect(Path(inspect.getfile(one)), one.__module__, files)
+        contents = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
+    except (OSError, TypeError, ImportError, SyntaxError):  # made in a session, not in a file
+        return None
+    return hashlib.blake2b(b"".join(contents), digest_size=8).hexdigest()
 
 
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def _collect(file: Path, module: str, files: dict[Path, None]) -> None:
+    """Add a file, and those of its package that it imports, to `files`."""
+    if file in files:
+        return
+    files[file] = None
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    own = module.partition(".")[0]
+    for name, inner in sorted(set(_imports(file, package))):
+        if name.partition(".")[0] != own:
+            continue
+        for each in (f"{name}.{inner}", name):  # what is imported from a package may be a module
+            if other := _file_of(each):
+                _collect(other, each, files)
+                break
+
+
+def _imports(file: Path, package: str) -> Iterator[tuple[str, str]]:
+    """Of each import in a file: the full name of the module, and what is imported from it."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield from ((name, alias.name) for alias in node.names)
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module, if there is one."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # its parent is a module, not a package
+        return None
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
 def _commit() -> str | None:

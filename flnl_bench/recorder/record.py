@@ -1,147 +1,200 @@
-"""The files of one run: run.json, rounds.jsonl, checkpoint/, beliefs.npz."""
+"""The record of one run, run.json: every field once, with its type; one reader and one writer."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import functools
 import json
+import types
+import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from flnl_bench.config import RunConfig
-from flnl_bench.errors import BadInput
-from flnl_bench.files import json_text, replace_file, write_through
+from flnl_bench.config import RunConfig, Training
+from flnl_bench.files import json_text
 
 SCHEMA = 1
+METRICS = ("last10", "best")  # of a summary, to compare runs by
+COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
+LAST = 10  # rounds in the headline mean
+Row = dict[str, Any]  # a line of rounds.jsonl
+T = TypeVar("T")
 
 
-def run_folder(out: Path, config: RunConfig) -> Path:
-    """Where a run lives; the hash keeps apart whatever gives other numbers."""
-    dataset = config.dataset.replace(":", "-").replace("/", "_")
-    name = f"{config.preset}-s{config.seed}-{config.hash}"
-    return out / dataset / config.partition / config.setting.replace(":", "_") / config.method / name
+@dataclass(frozen=True)
+class ScenarioFacts:
+    """What the method was up against."""
+
+    fingerprint: str
+    clients: int | None = None
+    samples: int | None = None
+    noise_ratio: float | None = None  # share of wrong labels; None where the truth is unknown
 
 
-class RunFolder:
-    """Reads and writes the files of one run; every file is whole at every moment."""
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Rounds in numbers; None stands for what is not known, and rounds count from 0."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    rounds: int
+    last10: float | None  # mean test accuracy of the last ten rounds
+    best: float | None
+    best_round: int | None
+    final: float | None
+    diverged: int | None = None  # the first round whose test loss is not finite
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What was run, where, and what came of it; the fields are in the order of the file."""
+
+    schema: int = SCHEMA
+    status: str  # running, interrupted, failed or done
+    config: RunConfig
+    changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
+    label: str | None = None  # what a suite calls it, if that is not the method's name
+    scenario: ScenarioFacts
+    provenance: Mapping[str, Any]
+    earlier: Sequence[Mapping[str, Any]] = ()  # provenances of the parts before a resume that differ
+    started: str | None = None
+    resumed: int = 0
+    summary: Summary | None = None
+    ended: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    imported: Mapping[str, Any] | None = None  # file, time and provenance
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; what a run does not have is left out, except for the summary."""
+        values = dataclasses.asdict(self)
+        return {k: v for k, v in values.items() if k == "summary" or v not in (None, ())}
+
+    def text(self) -> str:
+        """The content of run.json."""
+        return json_text(self.as_dict(), indent=2) + "\n"
 
     @property
-    def rounds_file(self) -> Path:
-        """One JSON object a line, one line a round."""
-        return self.path / "rounds.jsonl"
+    def numbers(self) -> int:
+        """The NUMBERS_VERSION of the package that made it."""
+        return self.provenance["numbers"]
 
-    def create(self) -> None:
-        """Make the folder, or say why that is not possible."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".write-test"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            reason = f"{error.strerror} (choose another folder with --out)"
-            raise BadInput(f"cannot write to {self.path}: {reason}") from None
+    @property
+    def sources(self) -> frozenset[str]:
+        """The digests of the method's code that made its parts, as far as they are known."""
+        methods = [about.get("method") for about in (self.provenance, *self.earlier)]
+        digests = [method.get("source") for method in methods if isinstance(method, dict)]
+        return frozenset(digest for digest in digests if isinstance(digest, str))
 
-    def read(self) -> dict[str, Any] | None:
-        """run.json, or None if there is no whole one."""
-        try:
-            record = json.loads((self.path / "run.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Replace run.json."""
-        replace_file(self.path / "run.json", json_text({"schema": SCHEMA, **record}, indent=2) + "\n")
-
-    def rewrite_rounds(self, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """Make rounds.jsonl hold exactly these rounds: repairs a torn line, drops an unfinished round."""
-        replace_file(self.rounds_file, "".join(json_text(row) + "\n" for row in rounds))
-
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add one line and have it on the disk before going on."""
-        write_through(self.rounds_file, json_text(row) + "\n", "ab")
-
-    def read_rounds(self) -> list[dict[str, Any]]:
-        """The rounds that are whole."""
-        rows = []
-        for line in self.rounds_file.read_text().splitlines() if self.rounds_file.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+    def result(self) -> Summary:
+        """The summary of a finished run, or a ValueError that says why it cannot be one."""
+        if self.status != "done":
+            raise ValueError(f"its status is {self.status}")
+        if self.summary is None or self.summary.rounds != self.config.training.rounds:
+            raise ValueError("its status is done, but its summary is not of all rounds")
+        for metric in METRICS:
+            value = getattr(self.summary, metric)
+            if value is None or not 0 <= value <= 100:
+                raise ValueError(f"summary.{metric} is {value}, not a percentage")
+        return self.summary
 
 
-# What a record must have, and of which type.
-NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
-    "config": {
-        **dict.fromkeys(("method", "dataset", "partition", "setting", "preset", "device"), (str,)),
-        "seed": (int,),
-        "training": (dict,),
-        "hyperparameters": (dict,),
-    },
-    "scenario": {"fingerprint": (str,)},
-    "provenance": {"numbers": (int,)},
-}
-
-
-def trusted(folder: Path) -> dict[str, Any] | None:
-    """The record of a run, or None if there is none, or a torn, foreign or old one in its place."""
-    try:
-        return read_record(folder / "run.json")
-    except ValueError:
-        return None
-
-
-def read_record(path: Path) -> dict[str, Any]:
+# -- reading -----------------------------------------------------------------------------------------
+def read_record(path: Path) -> RunRecord:
     """A run.json, or a ValueError that says what is wrong with it."""
     try:
-        return check_record(path.read_bytes())
+        return parse_record(path.read_bytes())
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
 
 
-def check_record(data: bytes) -> dict[str, Any]:
-    """The bytes of a run.json as a record whose parts are all there."""
+def parse_record(data: bytes) -> RunRecord:
+    """The bytes of a run.json as a record whose parts are all there.
+
+    What a newer version has added is ignored, but for the configuration: there it changes the run.
+    """
     try:
-        record = json.loads(data)
+        values = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("torn: not whole JSON") from None
-    if not isinstance(record, dict) or not isinstance(record.get("status"), str):
+    if not isinstance(values, dict) or not isinstance(values.get("status"), str):
         raise ValueError("foreign: not a run of flnl-bench")
-    if record.get("schema") != SCHEMA:
-        raise ValueError(f"schema {record.get('schema')}, but this version of flnl-bench reads {SCHEMA}")
-    for part, names in NEEDED.items():
-        for name, kinds in names.items():
-            value = record[part].get(name) if isinstance(record.get(part), dict) else None
-            if type(value) not in kinds:
-                raise ValueError(f"foreign: {part}.{name} is missing or of another type")
+    if values.get("schema") != SCHEMA:
+        raise ValueError(f"schema {values.get('schema')}, but this version of flnl-bench reads {SCHEMA}")
+    record = _read(RunRecord, values)
+    if type(record.provenance.get("numbers")) is not int:
+        raise _misfit("provenance.numbers")
     return record
 
 
-LAST = 10  # rounds in the headline mean
-COSTS = ("bytes_down", "bytes_up", "forward", "backward")
+def _read(cls: type[T], values: object, where: str = "") -> T:
+    """A dataclass from a JSON object; what is missing has its default, if there is one."""
+    given = values if isinstance(values, dict) else {}
+    known = _fields(cls)  # type: ignore[arg-type]
+    made: dict[str, Any] = {}
+    for name, (kinds, part, needed) in known.items():
+        value = given.get(name)
+        if part and (needed or isinstance(value, dict)):
+            made[name] = _read(part, value, f"{where}{name}.")
+        elif name in given or needed:
+            if type(value) not in kinds:
+                raise _misfit(where + name)
+            made[name] = value
+    if cls in (RunConfig, Training) and (new := given.keys() - known):
+        raise ValueError(f"{where}{min(new)} is not known to this version of flnl-bench")
+    try:
+        return cls(**made)
+    except ValueError as error:
+        raise ValueError(f"foreign: {where.rstrip('.')}: {error}") from None
 
 
-def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """last10: mean test accuracy of the last ten rounds; best: the highest; and the summed costs.
+def _misfit(name: str) -> ValueError:
+    return ValueError(f"foreign: {name} is missing or of another type")
 
-    None stands for what is not known; `best_round` counts from 0, as does `diverged`, the first round
-    whose test loss is not finite.
-    """
+
+@functools.cache
+def _fields(cls: type) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
+    """Of each field: the types that JSON has for it, its dataclass if it is one, whether it must be there."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for one in dataclasses.fields(cls):
+        hint = hints[one.name]
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds = [typing.get_origin(option) or option for option in options]
+        part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+        needed = one.default is one.default_factory is dataclasses.MISSING
+        found[one.name] = (tuple(json for kind in kinds for json in _JSON.get(kind, (kind,))), part, needed)
+    return found
+
+
+_JSON: dict[Any, tuple[type, ...]] = {float: (float, int), Mapping: (dict,), Sequence: (list,)}
+
+
+# -- making ------------------------------------------------------------------------------------------
+def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
+    """The headline numbers and the summed costs of rounds."""
     accuracies = [row["accuracy"] for row in rounds]
     tail = accuracies[-LAST:]
     known = [i for i, accuracy in enumerate(accuracies) if accuracy is not None]
     best = max(known, key=accuracies.__getitem__, default=None)
-    return {
-        "rounds": len(rounds),
-        "last10": None if None in tail else sum(tail) / len(tail),
-        "best": None if best is None else accuracies[best],
-        "best_round": best,
-        "final": accuracies[-1],
-        "diverged": next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
-        "seconds": sum(row["seconds"] for row in rounds),
+    return Summary(
+        rounds=len(rounds),
+        last10=None if None in tail else sum(tail) / len(tail),
+        best=None if best is None else accuracies[best],
+        best_round=best,
+        final=accuracies[-1],
+        diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
+        seconds=sum(row["seconds"] for row in rounds),
         **{name: sum(row[name] for row in rounds) for name in COSTS},
-    }
+    )
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

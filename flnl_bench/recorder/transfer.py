@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import os
 import re
@@ -13,15 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import flnl_bench
-from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
 from flnl_bench.files import json_text
-from flnl_bench.leaderboards.runs import Found, parse, read_runs
 from flnl_bench.recorder.claim import Busy, claimed
-from flnl_bench.recorder.record import RunFolder, check_record, read_record, run_folder
+from flnl_bench.recorder.folder import (
+    Records,
+    RunFolder,
+    parse_rounds,
+    read_records,
+    rounds_text,
+    run_folder,
+)
+from flnl_bench.recorder.record import Row, RunRecord, now, parse_record
 
 FORMAT, VERSION = "flnl-bench results", 1
 MANIFEST = "manifest.json"
@@ -38,9 +42,9 @@ class Exported:
     unfinished: dict[str, int] = field(default_factory=dict)  # how many of each status
 
 
-def export(folder: Path, file: Path) -> Exported:
+def export_runs(folder: Path, file: Path) -> Exported:
     """Write all finished runs below a folder into a zip file."""
-    found = read_runs(folder)
+    found = read_records(folder)
     done = Exported(left_out=dict(found.problems), unfinished=Counter(found.unfinished.values()))
     partial = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
@@ -53,43 +57,47 @@ def export(folder: Path, file: Path) -> Exported:
     return done
 
 
-def _write(path: Path, found: Found, done: Exported) -> None:
+def _write(path: Path, found: Records, done: Exported) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         written: dict[Path, Path] = {}
-        for run in sorted(found.runs, key=lambda run: run.ended, reverse=True):
-            record, rows = read_record(run.path / "run.json"), RunFolder(run.path).read_rounds()
-            if not whole(record, rows):
-                done.left_out[run.path] = "rounds.jsonl does not hold all rounds"
+        for run, record in sorted(found.done.items(), key=lambda item: item[1].ended or "", reverse=True):
+            rows = _rounds_of(run)
+            if not is_complete(record, rows):
+                done.left_out[run] = "rounds.jsonl does not hold all rounds"
                 continue
-            place = home(Path(), record, run.path.name)
+            place = home(Path(), record, run.name)
             if not is_home(Path(), place):
-                done.left_out[run.path] = "its folder does not have the name of a run"
+                done.left_out[run] = "its folder does not have the name of a run"
                 continue
             if place in written:
-                done.left_out[run.path] = f"the same run is exported from {written[place]}"
+                done.left_out[run] = f"the same run is exported from {written[place]}"
                 continue
-            written[place] = run.path
-            _add(archive, f"{place.as_posix()}/run.json", json_text(record, indent=2) + "\n")
-            _add(archive, f"{place.as_posix()}/rounds.jsonl", "".join(json_text(row) + "\n" for row in rows))
+            written[place] = run
+            _add(archive, f"{place.as_posix()}/run.json", record.text())
+            _add(archive, f"{place.as_posix()}/rounds.jsonl", rounds_text(rows))
             done.runs += 1
         about = {"format": FORMAT, "version": VERSION, "exported": now(), "runs": done.runs}
         _add(archive, MANIFEST, json_text({**about, "flnl_bench": flnl_bench.__version__}, indent=2) + "\n")
 
 
-def whole(record: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether the rounds are those of a finished run's record."""
+def _rounds_of(run: Path) -> list[Row]:
     try:
-        run = parse(record, Path())
-        return [row["round"] for row in rows] == list(range(run.training["rounds"]))
-    except (ValueError, KeyError, TypeError):
+        return RunFolder(run).read_rounds()
+    except ValueError:
+        return []
+
+
+def is_complete(record: RunRecord, rows: list[Row]) -> bool:
+    """Whether the run is finished and these are its rounds."""
+    try:
+        return [row["round"] for row in rows] == list(range(record.result().rounds))
+    except ValueError:
         return False
 
 
-def home(out: Path, record: dict[str, Any], name: str) -> Path:
+def home(out: Path, record: RunRecord, name: str) -> Path:
     """Where a run lives below `out`; the last part keeps the hash of the version that made it."""
-    known = {f.name for f in dataclasses.fields(RunConfig)}
-    config = RunConfig(**{name: value for name, value in record["config"].items() if name in known})
-    return run_folder(out, config).parent / name
+    return run_folder(out, record.config).parent / name
 
 
 def is_home(out: Path, place: Path) -> bool:
@@ -98,19 +106,12 @@ def is_home(out: Path, place: Path) -> bool:
     return inside and _NAME.fullmatch(place.name) is not None
 
 
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
     info = zipfile.ZipInfo(name, _ANY_TIME)
     info.compress_type = zipfile.ZIP_DEFLATED
     info.external_attr = 0o644 << 16
     archive.writestr(info, text)
 
-
-Record = dict[str, Any]
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, RuntimeError)
 
@@ -124,7 +125,7 @@ class Imported:
     kept: dict[Path, str] = field(default_factory=dict)  # something else is there, and stays
 
 
-def load(file: Path, out: Path) -> Imported:
+def import_runs(file: Path, out: Path) -> Imported:
     """Put the runs of an exported file where runs live; the file is checked as a whole first."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -154,18 +155,15 @@ def _check(archive: zipfile.ZipFile) -> None:
         )
 
 
-def _members(
-    archive: zipfile.ZipFile, out: Path
-) -> Iterator[tuple[Path, dict[str, Any], list[dict[str, Any]]]]:
+def _members(archive: zipfile.ZipFile, out: Path) -> Iterator[tuple[Path, RunRecord, list[Row]]]:
     """Each run of the file: where it belongs, its record and its rounds."""
     for name in archive.namelist():
         path = PurePosixPath(name)
         if path.name != "run.json":
             continue
-        record = check_record(archive.read(name))
-        lines = archive.read(f"{path.parent}/rounds.jsonl").decode().splitlines()
-        rows = [json.loads(line) for line in lines]
-        if record["status"] != "done" or not whole(record, rows):
+        record = parse_record(archive.read(name))
+        rows = parse_rounds(archive.read(f"{path.parent}/rounds.jsonl").decode())
+        if not is_complete(record, rows):
             raise ValueError(f"{path.parent} is not a whole finished run")
         place = home(out, record, path.parent.name)
         if not is_home(out, place):
@@ -186,28 +184,28 @@ def _place(archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
     return done
 
 
-def _put(folder: RunFolder, record: Record, rows: list[Record], file: str, done: Imported) -> None:
+def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done: Imported) -> None:
     """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
     if (folder.path / "run.json").exists() or (folder.path / "checkpoint").exists():
         there = folder.read()
-        if there is None or there.get("status") != "done":
+        if there is None or there.status != "done":
             done.kept[folder.path] = "an unfinished or unreadable run is there"
-        elif _same(there, record) and _accuracies(folder.read_rounds()) == _accuracies(rows):
+        elif _same(there, record) and _accuracies(_rounds_of(folder.path)) == _accuracies(rows):
             done.there += 1
         else:
             done.kept[folder.path] = "a run with other numbers is there"
         return
     folder.rewrite_rounds(rows)
-    origin = {"file": file, "time": now(), "provenance": record["provenance"]}
-    if earlier := record.get("imported"):
-        origin["earlier"] = earlier
-    folder.write({**record, "imported": origin})
+    origin = {"file": file, "time": now(), "provenance": record.provenance}
+    if record.imported:
+        origin["earlier"] = record.imported
+    folder.write(dataclasses.replace(record, imported=origin))
     done.runs.append(folder.path)
 
 
-def _same(there: Record, record: Record) -> bool:
-    return there.get("config") == record["config"] and there.get("scenario") == record["scenario"]
+def _same(there: RunRecord, record: RunRecord) -> bool:
+    return (there.config, there.scenario) == (record.config, record.scenario)
 
 
-def _accuracies(rows: list[Record]) -> list[object]:
-    return [row.get("accuracy") for row in rows]
+def _accuracies(rows: list[Row]) -> list[object]:
+    return [row["accuracy"] for row in rows]

@@ -21,8 +21,9 @@ from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import finite
 from flnl_bench.recorder.claim import Busy, Claim, claimed
 from flnl_bench.recorder.diagnostics import Probe, gather_beliefs, judge, save_beliefs
-from flnl_bench.recorder.provenance import now, provenance, source
-from flnl_bench.recorder.record import RunFolder, run_folder, summarise, trusted
+from flnl_bench.recorder.folder import RunFolder, run_folder
+from flnl_bench.recorder.provenance import provenance, source
+from flnl_bench.recorder.record import RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.scenario import Scenario
 
 Progress = Callable[[Mapping[str, Any]], None]  # called with each finished round
@@ -53,42 +54,39 @@ class Run:
 
     @property
     def code_changed(self) -> bool:
-        """Whether what is there was made by other code of a plugin; NUMBERS_VERSION speaks for our own."""
-        record = trusted(self.folder.path) or {}
-        parts = [record.get("provenance", {}), *record.get("earlier", [])]
-        before = {about["method"]["source"] for about in parts if "method" in about}
-        ours = type(self.method).__module__.startswith("flnl_methods.")
-        return not ours and bool(before - {source(self.method)})
+        """Whether what is there was made by other code of the method; NUMBERS_VERSION speaks for the rest."""
+        record = self.folder.read()
+        return record is not None and bool(record.sources - {source(type(self.method))})
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> RunRecord | None:
         """The record of the run if it is done already, on the same federation."""
-        record = trusted(self.folder.path)
-        if record and record["scenario"]["fingerprint"] != self.scenario.fingerprint:
+        record = self.folder.read()
+        if record and record.scenario.fingerprint != self.scenario.fingerprint:
             raise BadInput(
                 f"the data have changed since the run in {self.folder.path}: its scenario is "
-                f"{record['scenario']['fingerprint']}, now it is {self.scenario.fingerprint}; "
+                f"{record.scenario.fingerprint}, now it is {self.scenario.fingerprint}; "
                 "start the run anew with --fresh, or choose another folder with --out"
             )
-        return record if record and record.get("status") == "done" else None
+        return record if record and record.status == "done" else None
 
-    def play(self, *, fresh: bool = False, progress: Progress = lambda row: None) -> dict[str, Any]:
+    def play(self, *, fresh: bool = False, progress: Progress = lambda row: None) -> RunRecord:
         """Run or resume to the end and return the record; a finished run is only read."""
         check_views(self.method.name, self.method.views())
         folder = self.folder
         folder.create()
         with claimed(folder.path) as claim:
             if fresh:
-                _clear(folder.path)
+                folder.clear()
             return self.finished() or self._play(folder, claim, progress)
 
-    def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
+    def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> RunRecord:
         engine = Engine(
             self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
         )
         with contextlib.closing(engine):
             return self._go_on(engine, folder, claim, progress)
 
-    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
+    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> RunRecord:
         checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists
@@ -116,41 +114,43 @@ class Run:
             raise  # the files are another's now
         except (KeyboardInterrupt, Exception) as error:
             stopped = isinstance(error, KeyboardInterrupt)
-            record |= {"status": "interrupted" if stopped else "failed"}
-            record |= {} if stopped else {"error": one_line(error), "traceback": traceback.format_exc()}
+            record = dataclasses.replace(
+                record,
+                status="interrupted" if stopped else "failed",
+                summary=summarise(rounds) if rounds else None,
+                error=None if stopped else one_line(error),
+                traceback=None if stopped else traceback.format_exc(),
+            )
             with contextlib.suppress(Busy):
                 claim.check()
-                folder.write({**record, "summary": summarise(rounds) if rounds else None})
+                folder.write(record)
             raise
-        record |= {"status": "done", "ended": now(), "summary": summarise(rounds)}
+        record = dataclasses.replace(record, status="done", ended=now(), summary=summarise(rounds))
         claim.check()
         folder.write(record)
         shutil.rmtree(checkpoint.folder)
         return folder.read() or record
 
-    def _record(self, folder: RunFolder, resumes: bool) -> dict[str, Any]:
-        scenario = self.scenario
-        previous = trusted(folder.path) or {}
+    def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
+        scenario, previous = self.scenario, folder.read()
         here = provenance(self.method, self.devices.server, len(self.devices.workers))
-        before = [*previous.get("earlier", []), previous["provenance"]] if resumes and previous else []
-        earlier = [about for about in before if about != here]
-        return {
-            "status": "running",
-            "config": self.config.as_dict(),
-            **({} if self.changed is None else {"changed": dict(self.changed)}),
-            **({} if self.label is None else {"label": self.label}),
-            "scenario": {
-                "fingerprint": scenario.fingerprint,
-                "clients": len(scenario.clients),
-                "samples": int(sum(scenario.sizes)),
-                "noise_ratio": scenario.overall if scenario.truth_known else None,
-            },
-            "provenance": here,
-            **({"earlier": earlier} if earlier else {}),
-            "started": previous.get("started", now()),
-            "resumed": previous.get("resumed", 0) + resumes,
-            "summary": None,
-        }
+        before = [*previous.earlier, previous.provenance] if resumes and previous else []
+        return RunRecord(
+            status="running",
+            config=self.config,
+            changed=self.changed,
+            label=self.label,
+            scenario=ScenarioFacts(
+                fingerprint=scenario.fingerprint,
+                clients=len(scenario.clients),
+                samples=int(sum(scenario.sizes)),
+                noise_ratio=scenario.overall if scenario.truth_known else None,
+            ),
+            provenance=here,
+            earlier=tuple(about for about in before if about != here),
+            started=(previous.started if previous else None) or now(),
+            resumed=(previous.resumed if previous else 0) + resumes,
+        )
 
     def _row(self, engine: Engine, probe: Probe) -> dict[str, Any]:
         """One round as it is recorded."""
@@ -165,10 +165,3 @@ class Run:
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
         return gather_beliefs(self.method, engine.server, engine.federation.states, self.scenario.sizes)
-
-
-def _clear(path: Path) -> None:
-    """Remove the files of an earlier run."""
-    shutil.rmtree(path / "checkpoint", ignore_errors=True)
-    for name in ("run.json", "rounds.jsonl", "beliefs.npz"):
-        (path / name).unlink(missing_ok=True)

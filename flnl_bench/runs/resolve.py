@@ -92,6 +92,7 @@ def describe(
         training=training,
         hyperparameters=values_of(method),
         scenario=given.fingerprint if given else None,
+        version=method.version,
     )
     return config, method
 

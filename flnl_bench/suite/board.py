@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flnl_bench.recorder.claim import owner
-from flnl_bench.recorder.record import trusted
+from flnl_bench.registry import default_registry
 from flnl_bench.suite.file import Suite
 from flnl_bench.suite.grid import Item, fedavg_samples
 
 STATES = ("done", "running", "waiting", "failed")
-TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 
 
 @dataclass(frozen=True)
@@ -32,41 +32,13 @@ class State:
 def look(item: Item) -> State:
     """The state of a run, from its files."""
     folder = item.folder
-    record = trusted(folder.path) or {}
-    row = last_round(folder.rounds_file) or {}
-    status = record.get("status")
-    if status not in ("done", "failed"):
+    record, row = folder.read(), folder.last_round()
+    if record and record.status in ("done", "failed"):
+        status = record.status
+    else:
         status = "running" if owner(folder.path) else "waiting"
-    played, error = row.get("round"), record.get("error")
-    return State(
-        status,
-        rounds=played + 1 if type(played) is int else 0,
-        accuracy=_number(row.get("accuracy")),
-        seconds=_number(row.get("seconds")),
-        error=None if error is None else str(error),
-    )
-
-
-def _number(value: object) -> float | None:
-    """A number; anything else in a file is not ours."""
-    return float(value) if isinstance(value, int | float) else None
-
-
-def last_round(path: Path) -> dict[str, Any] | None:
-    """The last whole line of rounds.jsonl, without reading the others."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().splitlines(keepends=True)
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            if line.endswith(b"\n") and isinstance(row := json.loads(line), dict):
-                return row
-        except ValueError:
-            continue
-    return None
+    error = record.error if record else None
+    return State(status, row["round"] + 1, row["accuracy"], row["seconds"], error) if row else State(status)
 
 
 @dataclass
@@ -76,15 +48,20 @@ class Board:
     states: dict[Item, State]
     jobs: int = 1
     done_before: int = 0
+    fresh: bool = False  # what is there is removed before anything is played
 
     @classmethod
-    def of(cls, items: Iterable[Item], jobs: int = 1, retry_failed: bool = False) -> Board:
-        """Look at all runs; failed ones wait for another try if asked."""
+    def of(
+        cls, items: Iterable[Item], jobs: int = 1, retry_failed: bool = False, fresh: bool = False
+    ) -> Board:
+        """Look at all runs; if asked, failed ones wait for another try, or all to be played anew."""
         states = {item: look(item) for item in items}
         for item, state in states.items():
-            if retry_failed and state.status == "failed":
+            if fresh and state.status != "running":
+                states[item] = State("waiting")
+            elif retry_failed and state.status == "failed":
                 states[item] = State("waiting", state.rounds)
-        return cls(states, jobs, sum(state.status == "done" for state in states.values()))
+        return cls(states, jobs, sum(state.status == "done" for state in states.values()), fresh)
 
     def having(self, *statuses: str) -> list[Item]:
         """The runs in these states, in the order of the suite."""
@@ -112,7 +89,17 @@ class Board:
         return rounds * pace.get(item.config.method, usual)
 
 
-NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")
+def other_code(items: Iterable[Item]) -> dict[str, int]:
+    """By method, how many of these runs are there and made by other code of it than there is now."""
+    from flnl_bench.recorder.provenance import source
+
+    registry, counts = default_registry(), Counter[str]()
+    now = functools.cache(lambda method: source(registry.method_class(method)))
+    for item in items:
+        record = item.folder.read()
+        if record and record.sources - {now(item.config.method)}:
+            counts[item.config.method] += 1
+    return counts
 
 
 def suite_object(suite: Suite, board: Board, out: Path) -> dict[str, Any]:
@@ -138,16 +125,16 @@ def cost(items: list[Item]) -> int | None:
 
 def run_object(item: Item, state: State) -> dict[str, Any]:
     """One run."""
-    record = trusted(item.folder.path) or {}
-    summary = (record.get("summary") or {}) if state.status == "done" else {}
+    record = item.folder.read()
+    summary = record.summary if record and state.status == "done" else None
     return {
         "label": item.label,
-        **{name: getattr(item.config, name) for name in NAMES},
+        **item.config.names,
         "status": state.status,
         "rounds": state.rounds,
-        "last10": summary.get("last10"),
-        "best": summary.get("best"),
-        "resumed": record.get("resumed"),
+        "last10": summary.last10 if summary else None,
+        "best": summary.best if summary else None,
+        "resumed": record.resumed if record else None,
         "error": state.error if state.status == "failed" else None,
         "run_dir": str(item.folder.path),
     }

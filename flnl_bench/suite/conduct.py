@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from flnl_bench.errors import one_line
-from flnl_bench.recorder.claim import Busy, owner
-from flnl_bench.recorder.record import trusted
+from flnl_bench.errors import BadInput, one_line
+from flnl_bench.recorder.claim import Busy, claimed, owner
+from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.runs.resolve import Request, prepare
 from flnl_bench.suite.board import Board, State, look
 from flnl_bench.suite.grid import Item
@@ -38,11 +38,11 @@ class Outcome:
 def work(task: Job) -> Outcome:
     """Play a run to its end, from where it is."""
     try:
-        record = trusted(task.folder) or {}
-        if record.get("status") == "done":
+        record = RunFolder(task.folder).read()
+        if record and record.status == "done":
             return Outcome("done")
-        if record.get("status") == "failed" and not task.retry_failed:
-            return Outcome("failed", record.get("error"))
+        if record and record.status == "failed" and not task.retry_failed:
+            return Outcome("failed", record.error)
         if owner(task.folder):
             return Outcome("busy")
         run = prepare(task.request)
@@ -87,8 +87,11 @@ class Executor(Protocol):
 def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) -> None:
     """Play all runs that wait; returns when every run is done or failed.
 
-    Runs that another suite works on are waited for, and taken over if it dies.
+    Runs that another suite works on are waited for, and taken over if it dies. What a fresh suite finds
+    is removed before its first run, so that the same suite, not fresh, goes on with it after a stop.
     """
+    if board.fresh:
+        clear(list(board.states))
     losses: Counter[Item] = Counter()
     reached = {item: state.rounds for item, state in board.states.items()}
     handed = set(board.having("waiting"))
@@ -113,6 +116,17 @@ def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) ->
             watch(board)
     finally:
         executor.stop()
+
+
+def clear(items: Sequence[Item]) -> None:
+    """Remove all that is there of runs, unless a process works on one of them."""
+    there = [item.folder for item in items if item.folder.path.exists()]
+    for folder in there:
+        if who := owner(folder.path):
+            raise BadInput(f"--fresh: {who} is working on {folder.path}")
+    for folder in there:
+        with claimed(folder.path):
+            folder.clear()
 
 
 def _settled(item: Item, outcome: Outcome, losses: int) -> State:

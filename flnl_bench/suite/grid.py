@@ -10,7 +10,7 @@ from pathlib import Path
 from flnl_bench.config import RunConfig, written
 from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.record import RunFolder, run_folder
+from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
 from flnl_bench.runs.resolve import Request, changed_values, describe
 from flnl_bench.suite.file import Suite, Variation
