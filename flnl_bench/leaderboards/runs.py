@@ -40,6 +40,7 @@ class Run:
     imported: str | None  # the file it came from
     changed: Mapping[str, Any] | None  # hyper-parameters not as preset and variant have them, if it says so
     label: str | None  # what its suite calls it
+    summary: Mapping[str, Any] = field(default_factory=dict)  # as recorded, with the costs
 
 
 @dataclass
@@ -98,6 +99,7 @@ def parse(record: Mapping[str, Any], path: Path) -> Run:
         imported=str(imported.get("file")) if isinstance(imported, dict) else None,
         changed=changed if isinstance(changed, dict) else None,
         label=label if isinstance(label, str) and label else None,
+        summary=summary,
     )
 
 
