@@ -101,14 +101,14 @@ class RunConfig:
 
 def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Values as a key: equal if they mean the same, so 1 is 1.0."""
-    return tuple(sorted((name, repr(whole(value))) for name, value in values.items()))
+    return tuple(sorted((name, repr(int_if_integral(value))) for name, value in values.items()))
 
 
-def whole(value: object) -> object:
-    """A float without a fraction as an integer."""
+def int_if_integral(value: object) -> object:
+    """A float without a fraction as an integer, so that 1.0 reads and compares as 1; else the value."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def written(values: Mapping[str, Any]) -> str:
     """Values for people, as they would be given to --set."""
-    return ", ".join(f"{name}={whole(value)}" for name, value in values.items())
+    return ", ".join(f"{name}={int_if_integral(value)}" for name, value in values.items())

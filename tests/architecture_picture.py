@@ -1,11 +1,12 @@
 """The picture of docs/architecture.md, drawn from the imports as they are.
 
-    python tests/architecture_picture.py     # writes docs/architecture.svg anew
+python tests/architecture_picture.py     # writes docs/architecture.svg anew
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import textwrap
 from collections.abc import Mapping
 from html import escape
@@ -70,7 +71,7 @@ def levels(edges: Mapping[str, set[str]]) -> list[list[str]]:
     found: list[list[str]] = [[] for _ in range(1 + max(map(depth, edges)))]
     for name in sorted(edges):
         found[depth(name)].append(name)
-    for above, row in zip(found, found[1:], strict=False):  # the mean position of who imports, or last
+    for above, row in itertools.pairwise(found):  # the mean position of who imports, or last
         row.sort(key=lambda name: _mean([above.index(o) / len(above) for o in importers[name] if o in above]))
     return found
 
@@ -120,7 +121,9 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     shift = max(-WIDTH / 3, min(WIDTH / 3, (end[0] - start[0]) / 6))  # arrows of one box leave apart
     x1, y1, x2, y2 = start[0] + WIDTH / 2 + shift, start[1] + HEIGHT, end[0] + WIDTH / 2 - shift, end[1]
     bend = max(FLOOR, (y2 - y1) / 2)
-    curve = f'<path d="M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"/>'
+    curve = (
+        f'<path d="M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"/>'
+    )
     return curve + f'<path class="head" d="M{x2:.0f} {y2:.0f} l-4 -8 h8 z"/>'
 
 

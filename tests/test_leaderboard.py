@@ -148,7 +148,7 @@ def test_what_prints_equal_ties():
 def test_best_and_second_of_each_column_are_marked(table):
     sheet = main_sheet(table)
     assert sheet.columns == ["clean", "sym-1.0", "asym-1.0", "Avg", "rank"]
-    marks = {line.label: [entry.mark for entry in line.entries] for line in sheet.lines}
+    marks = {line.label: [entry.mark for entry in line.entries] for line in sheet.rows}
     assert marks == {
         "fedavg": [SECOND, "", SECOND, "", ""],
         "fedprox": [BEST, SECOND, SECOND, SECOND, SECOND],
@@ -161,7 +161,7 @@ def test_only_numbers_over_the_most_seeds_of_a_column_can_be_best_or_second(tmp_
     fewer = {"clean": (99.0,), "sym-1.0": (99.0, 99.0, 99.0), "asym-1.0": (99.0, 99.0)}
     write_grid(tmp_path, {**GRID, "fedcorr": fewer})
     sheet = main_sheet(table_of(tmp_path))
-    entries = {line.label: line.entries for line in sheet.lines}
+    entries = {line.label: line.entries for line in sheet.rows}
     assert [entry.number for entry in entries["fedcorr"]] == ["99.00"] * 4 + ["1.00"]
     assert [entry.mark for entry in entries["fedcorr"]] == ["", BEST, "", "", ""]
     assert [entry.fewer for entry in entries["fedcorr"]] == [1, None, 2, 2, 2]
@@ -173,7 +173,7 @@ def test_only_numbers_over_the_most_seeds_of_a_column_can_be_best_or_second(tmp_
 def test_a_column_whose_cells_all_have_fewer_seeds_than_others_still_has_its_best(tmp_path):
     write_grid(tmp_path, {"fedavg": {"clean": (90.0,), "sym-1.0": (20.0, 22.0)}}, seeds=(1, 13))
     write_grid(tmp_path, {"fedgr": {"clean": (80.0,), "sym-1.0": (70.0, 74.0)}}, seeds=(1, 13))
-    first = main_sheet(table_of(tmp_path)).lines[0].entries[0]
+    first = main_sheet(table_of(tmp_path)).rows[0].entries[0]
     assert (first.mark, first.fewer) == (BEST, 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
-from flnl_bench.cli.leaderboard import FORMATS
+from flnl_bench.leaderboards.formats import FORMATS
 
 GRID = {
     "fedavg": {"clean": (90.0, 92.0), "sym-1.0": (20.0, 22.0), "asym-1.0": (60.0, 62.0)},
@@ -192,7 +192,7 @@ def test_a_terminal_gets_bold_and_underline(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_output_writes_the_format_of_the_file_s_name(folder, tmp_path, name):
-    file = tmp_path / f"board{FORMATS[name]}"
+    file = tmp_path / f"board{FORMATS[name].ending}"
     done = flnl("leaderboard", folder, "--output", file)
     assert (done.code, done.out) == (0, "")
     assert done.errors[-1] == f"flnl-bench: wrote {file}"

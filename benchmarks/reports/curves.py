@@ -39,7 +39,7 @@ def draw(runs: list[FinishedRun], output: Path) -> None:
         1, len(panels), figsize=(3.2 * len(panels), 2.8), sharex=True, layout="constrained", squeeze=False
     )
     for axis, (table, setting) in zip(axes[0], panels, strict=True):
-        for line in table.lines:
+        for line in table.rows:
             if line.cells.get(setting):
                 values = curve(line.cells[setting].values())
                 axis.plot(np.arange(1, len(values) + 1), values, label=line.label)

@@ -53,7 +53,7 @@ def main() -> None:
         print(f"\n### {table.protocol.dataset} · {table.protocol.partition}\n")
         print("| method | diagnostic |", " | ".join(settings), "|")
         print("|---|---|" + "---:|" * len(settings))
-        for line in table.lines:
+        for line in table.rows:
             for name in options.names:
                 cells = [cell(line.cells.get(setting, {}).values(), name) for setting in settings]
                 if set(cells) != {"-"}:

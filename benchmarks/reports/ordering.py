@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     groups, _ = group([run for run in read_runs(options.folder).runs if run.dataset == options.dataset])
     for table in groups:
-        lines = {line.label: line.cells for line in table.lines}
+        lines = {line.label: line.cells for line in table.rows}
         settings = sorted({run.setting for run in table.runs}, key=setting_key)
         print(f"\n| {table.protocol.partition}: here, paper |", " | ".join(settings), "|")
         print("|---|" + "---:|" * len(settings))

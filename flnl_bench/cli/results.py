@@ -29,6 +29,7 @@ def export_results(
     as_json: options.Json = False,
 ) -> None:
     """Write run.json and the rounds of all finished runs into one compressed file."""
+    from flnl_bench.leaderboards.frames import check_folder
     from flnl_bench.recorder.transfer import export_runs
 
     check_folder(folder)
@@ -59,12 +60,6 @@ def import_results(
         print_json({"file": str(file), "out": str(out), **counts})
     else:
         print(f"{out}: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
-
-
-def check_folder(folder: Path) -> None:
-    """An error that says what to do if there are no results."""
-    if not folder.is_dir():
-        raise BadInput(f"there is no results folder {folder} (`flnl-bench run` makes results/runs)")
 
 
 def note_unfinished(counts: Mapping[str, int], what: str) -> None:

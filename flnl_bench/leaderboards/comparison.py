@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.sheet import Entry, Line, Sheet
+from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import Row, Table
 
 TIE = 0.005  # a smaller difference does not show in two decimals
@@ -42,8 +42,9 @@ def find_row(table: Table, name: str) -> Row | None:
 
 
 def check_name(tables: Sequence[Table], name: str) -> None:
-    """An error if no table has a row called so."""
-    if all(find_row(table, name) is None for table in tables):
+    """An error if no table has a row called so, or one has several."""
+    rows = [find_row(table, name) for table in tables]
+    if not any(rows):
         raise unknown("method", name, {row.label for table in tables for row in table.rows}, "--against")
 
 
@@ -99,14 +100,14 @@ def comparisons(table: Table, name: str) -> dict[str, Comparison]:
     return {row.label: compare(row, base, table.scored) for row in table.rows if row is not base}
 
 
-def versus_sheet(table: Table, name: str) -> Sheet:
+def comparison_sheet(table: Table, name: str) -> Sheet:
     """Differences to one method, with their interval and test."""
     found = comparisons(table, name)
     title = f"{table.protocol.title} · against {name}"
     if not found:
         why = "is alone in" if find_row(table, name) else "is not in"
         return Sheet(title, [], [], about=[f"{name} {why} this table."])
-    lines = [Line(label, _entries(one)) for label, one in found.items()]
+    rows = [SheetRow(label, _entries(one)) for label, one in found.items()]
     notes = [
         f"W/T/L: wins, ties (differences below {TIE} points) and losses.",
         "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
@@ -118,7 +119,7 @@ def versus_sheet(table: Table, name: str) -> Sheet:
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
         f"above 0 is better than {name}; interval by Student's t."
     ]
-    return Sheet(title, COLUMNS, lines, about, notes=notes)
+    return Sheet(title, COLUMNS, rows, about, notes=notes)
 
 
 def _entries(one: Comparison) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Tables for programs: JSON objects and tidy CSV, with all digits."""
+"""Leaderboards for programs: a JSON document, and tidy records for CSV and pandas, with all digits."""
 
 from __future__ import annotations
 
@@ -6,44 +6,45 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from flnl_bench.files import json_text
 from flnl_bench.leaderboards.comparison import Comparison, comparisons
 from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols, unlike_paper
-from flnl_bench.leaderboards.runs import Found
 from flnl_bench.leaderboards.sheet import notes_of
 from flnl_bench.leaderboards.table import Cell, Row, Table, marks
 
+if TYPE_CHECKING:
+    from flnl_bench.leaderboards.leaderboard import Leaderboard
+
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
+_PROTOCOL = tuple(name for name in _TABLE if name != "protocol")  # as the attributes are called
 _ROW = ("method", "label", "hyperparameters")
 _CELL = ("setting", "metric", "mean", "std", "count", "seeds", "mark", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
-_VERSUS = ("against", *(f.name for f in dataclasses.fields(Comparison)))
+_COMPARISON = ("against", *(f.name for f in dataclasses.fields(Comparison)))
 
 
-def as_json(
-    found: Found, tables: Sequence[Table], warnings: Sequence[str], *, paper: bool, against: str | None
-) -> str:
+# -- JSON --------------------------------------------------------------------------------------------
+def as_json(board: Leaderboard) -> str:
     """One JSON document: the tables, and what was kept apart or left out."""
     document = {
-        "metric": tables[0].metric,
-        "against": against,
-        "tables": [as_object(table, paper=paper, against=against) for table in tables],
-        "warnings": list(warnings),
-        "not_counted": {str(path): why for path, why in found.problems.items()},
-        "unfinished": {str(path): status for path, status in found.unfinished.items()},
+        "metric": board.metric,
+        "against": board.against,
+        "tables": [_table_object(table, board) for table in board.tables],
+        "warnings": list(board.warnings),
+        "not_counted": {str(path): why for path, why in board.problems.items()},
+        "unfinished": {str(path): status for path, status in board.unfinished.items()},
     }
     return json_text(document, indent=2) + "\n"
 
 
-def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, Any]:
-    """A table as a JSON object."""
+def _table_object(table: Table, board: Leaderboard) -> dict[str, Any]:
     about = table.protocol
     made: dict[str, Any] = {
         "title": about.title,
-        **{name: getattr(about, name) for name in ("dataset", "partition", "preset", "device", "numbers")},
+        **{name: getattr(about, name) for name in _PROTOCOL},
         "training": dict(about.training),
         "changed": about.changed,
         "metric": table.metric,
@@ -55,13 +56,13 @@ def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, An
         "notes": notes_of(table),
         "alarms": list(table.alarms),
     }
-    if paper:
+    if board.paper:
         text, comparable = protocols(table)
         made["paper"] = {"protocols": text, "comparable": comparable, "not_beside": unlike_paper(table)}
-    found = comparisons(table, against) if against else {}
+    found = comparisons(table, board.against) if board.against else {}
     made["rows"] = [
         {
-            **_row_object(table, row, paper, found.get(row.label)),
+            **_row_object(table, row, board.paper, found.get(row.label)),
             "marks": {column: mark for column, mark in marked.items() if mark},
         }
         for row, marked in zip(table.rows, marks(table), strict=True)
@@ -69,7 +70,7 @@ def as_object(table: Table, *, paper: bool, against: str | None) -> dict[str, An
     return made
 
 
-def _row_object(table: Table, row: Row, paper: bool, versus: Comparison | None) -> dict[str, Any]:
+def _row_object(table: Table, row: Row, paper: bool, compared: Comparison | None) -> dict[str, Any]:
     made: dict[str, Any] = {
         "method": row.method,
         "label": row.label,
@@ -85,8 +86,8 @@ def _row_object(table: Table, row: Row, paper: bool, versus: Comparison | None) 
         made["paper"] = {name: {"mean": cell.mean, "std": cell.std} for name, cell in cells.items()}
         average = paper_average(cells, table.scored)
         made["paper_avg"] = average.mean if average else None
-    if versus:
-        made["against"] = dataclasses.asdict(versus)
+    if compared:
+        made["against"] = dataclasses.asdict(compared)
     return made
 
 
@@ -94,61 +95,65 @@ def _cell(cell: Cell) -> dict[str, Any]:
     return {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": dict(cell.values)}
 
 
-def as_csv(tables: Sequence[Table], *, paper: bool, against: str | None) -> str:
-    """One line a cell, and a line `avg` a row: readable by anything, and by `csv.DictReader` without loss."""
+# -- tidy records ------------------------------------------------------------------------------------
+def as_csv(board: Leaderboard) -> str:
+    """One line a record: readable by anything, and by `csv.DictReader` without loss."""
     out = io.StringIO()
-    names = (*_TABLE, *_ROW, *_CELL, *(_PAPER if paper else ()), *(_VERSUS if against else ()))
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(out, columns(board), restval="", lineterminator="\n")
     writer.writeheader()
-    for table in tables:
-        found = comparisons(table, against) if against else {}
-        for row, marked in zip(table.rows, marks(table), strict=True):
-            theirs = paper_cells(table, row) if paper else {}
-            for line in _csv_lines(table, row, theirs):
-                writer.writerow({**line, "mark": marked[line["setting"]]})
-            versus = found.get(row.label)
-            average = _csv_line(table, row, "avg", row.average, paper_average(theirs, table.scored))
-            compared = {"against": against, **dataclasses.asdict(versus)} if versus else {}
-            writer.writerow({**average, "mark": marked["Avg"], **compared})
+    for record in records(board):
+        seeds, values = " ".join(map(str, record["seeds"])), json.dumps(record["hyperparameters"])
+        writer.writerow({**record, "seeds": seeds, "hyperparameters": values})
     return out.getvalue()
 
 
-def _csv_lines(table: Table, row: Row, theirs: Mapping[str, Cell]) -> list[dict[str, Any]]:
-    return [
-        _csv_line(table, row, name, row.cells[name], theirs.get(name))
-        for name in table.settings
-        if name in row.cells
-    ]
+def columns(board: Leaderboard) -> tuple[str, ...]:
+    """The names of a record's fields, in their order."""
+    more = (*(_PAPER if board.paper else ()), *(_COMPARISON if board.against else ()))
+    return (*_TABLE, *_ROW, *_CELL, *more)
 
 
-def _csv_line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:
+def records(board: Leaderboard) -> list[dict[str, Any]]:
+    """One a cell, and one with the setting `avg` a row, which has the comparison; absent is unknown."""
+    return [record for table in board.tables for record in _table_records(table, board)]
+
+
+def _table_records(table: Table, board: Leaderboard) -> Iterator[dict[str, Any]]:
+    found = comparisons(table, board.against) if board.against else {}
+    for row, marked in zip(table.rows, marks(table), strict=True):
+        theirs = paper_cells(table, row) if board.paper else {}
+        for name in table.settings:
+            if name in row.cells:
+                record = _record(table, row, name, row.cells[name], theirs.get(name))
+                yield {**record, "rank": row.ranks.get(name), "mark": marked[name]}
+        average = _record(table, row, "avg", row.average, paper_average(theirs, table.scored))
+        compared = found.get(row.label)
+        more = {"against": board.against, **dataclasses.asdict(compared)} if compared else {}
+        yield {**average, "rank": row.rank, "mark": marked["Avg"], **more}
+
+
+def _record(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:
     about = table.protocol
     return {
-        **{name: getattr(about, name) for name in ("dataset", "partition", "preset", "device", "numbers")},
+        **{name: getattr(about, name) for name in _PROTOCOL},
         "protocol": about.name,
         "method": row.method,
         "label": row.label,
-        "hyperparameters": json.dumps(dict(row.hyperparameters)),
+        "hyperparameters": dict(row.hyperparameters),
         "setting": setting,
         "metric": table.metric,
-        "rank": row.rank if setting == "avg" else row.ranks.get(setting),
-        **(_csv_numbers(cell) if cell else {}),
-        **_csv_paper(cell, theirs),
+        "seeds": tuple(cell.values) if cell else (),
+        **({"mean": cell.mean, "std": cell.std, "count": cell.count} if cell else {}),
+        **_paper_fields(cell, theirs),
     }
 
 
-def _csv_numbers(cell: Cell) -> Mapping[str, Any]:
-    seeds = " ".join(map(str, cell.values))
-    return {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": seeds}
-
-
-def _csv_paper(ours: Cell | None, theirs: Cell | None) -> Mapping[str, Any]:
+def _paper_fields(ours: Cell | None, theirs: Cell | None) -> Mapping[str, Any]:
     if theirs is None:
         return {}
-    difference = ours.mean - theirs.mean if ours else None
     return {
         "paper_protocol": "paper",
         "paper_mean": theirs.mean,
         "paper_std": theirs.std,
-        "difference_to_paper": difference,
+        "difference_to_paper": ours.mean - theirs.mean if ours else None,
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flnl_bench.config import NUMBERS_VERSION, key_of, whole, written
+from flnl_bench.config import NUMBERS_VERSION, key_of, written
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.runs import FinishedRun
 
@@ -93,7 +93,7 @@ class Protocol:
         except BadInput:  # a preset that this version does not know
             return dict(self.training)
         names = {**plain, **self.training}
-        return {k: self.training.get(k) for k in names if whole(plain.get(k)) != whole(self.training.get(k))}
+        return {k: self.training.get(k) for k in names if plain.get(k) != self.training.get(k)}
 
     @property
     def name(self) -> str:
@@ -142,7 +142,7 @@ Cells = dict[str, dict[int, FinishedRun]]  # by setting and seed
 
 
 @dataclass
-class Line:
+class MethodRuns:
     """The runs of one row: a version of a method with one set of hyper-parameters."""
 
     method: str
@@ -175,12 +175,12 @@ class Group:
     """The runs of one table."""
 
     protocol: Protocol
-    lines: list[Line]
+    rows: list[MethodRuns]
 
     @property
     def runs(self) -> list[FinishedRun]:
         """All runs that count."""
-        return [run for line in self.lines for seeds in line.cells.values() for run in seeds.values()]
+        return [run for row in self.rows for seeds in row.cells.values() for run in seeds.values()]
 
 
 def group(runs: Iterable[FinishedRun]) -> tuple[list[Group], list[str]]:
@@ -194,7 +194,7 @@ def group(runs: Iterable[FinishedRun]) -> tuple[list[Group], list[str]]:
     for alike in protocols.values():
         for (from_files, world), comparable in _worlds(alike):
             protocol = dataclasses.replace(protocol_of(comparable[0]), world=world, from_files=from_files)
-            groups.append(Group(protocol, _lines(comparable, protocol.title, warnings)))
+            groups.append(Group(protocol, _rows(comparable, protocol.title, warnings)))
     groups.sort(key=lambda g: (g.protocol.dataset, g.protocol.partition != "iid", g.protocol.title))
     return groups, _apart(groups) + warnings
 
@@ -218,48 +218,48 @@ def _worlds(runs: Sequence[FinishedRun]) -> list[tuple[tuple[bool, int], list[Fi
     return sorted(worlds.items(), key=lambda world: world[0])
 
 
-def _lines(runs: Iterable[FinishedRun], title: str, warnings: list[str]) -> list[Line]:
+def _rows(runs: Iterable[FinishedRun], title: str, warnings: list[str]) -> list[MethodRuns]:
     """The rows of a table in order; one run a cell and seed."""
-    lines: dict[tuple[object, ...], Line] = {}
+    rows: dict[tuple[object, ...], MethodRuns] = {}
     again: list[str] = []
     for run in runs:
-        line = lines.setdefault(
+        row = rows.setdefault(
             (run.method, run.version, key_of(run.hyperparameters)),
-            Line(run.method, run.hyperparameters, run.method, version=run.version),
+            MethodRuns(run.method, run.hyperparameters, run.method, version=run.version),
         )
-        line.changed = run.changed if line.changed is None else line.changed
-        line.told = line.told or run.label
-        other = line.cells[run.setting].get(run.seed)
+        row.changed = run.changed if row.changed is None else row.changed
+        row.told = row.told or run.label
+        other = row.cells[run.setting].get(run.seed)
         if other is None:
-            line.cells[run.setting][run.seed] = run
+            row.cells[run.setting][run.seed] = run
             continue
         last, first = (run, other) if run.ended > other.ended else (other, run)
-        line.cells[run.setting][run.seed] = last
+        row.cells[run.setting][run.seed] = last
         if last.values != first.values:
             again.append(f"{first.path} ({last.path} ended later)")
     if again:
         warnings.append(
             f"{title}: left out, because the same run is there with other numbers: {'; '.join(again)}"
         )
-    _label(lines.values(), title, warnings)
-    warnings += [f"{title}: {line.alarm}" for line in lines.values() if line.alarm]
-    return sorted(lines.values(), key=lambda line: (method_key(line.method), line.label))
+    _label(rows.values(), title, warnings)
+    warnings += [f"{title}: {row.alarm}" for row in rows.values() if row.alarm]
+    return sorted(rows.values(), key=lambda row: (method_key(row.method), row.label))
 
 
-def _label(lines: Iterable[Line], title: str, warnings: list[str]) -> None:
+def _label(rows: Iterable[MethodRuns], title: str, warnings: list[str]) -> None:
     """Name rows by what is changed about their method, else by that in which rows of one method differ."""
-    methods: dict[tuple[str, int], list[Line]] = defaultdict(list)
-    for line in lines:
-        methods[line.method, line.version].append(line)
+    methods: dict[tuple[str, int], list[MethodRuns]] = defaultdict(list)
+    for row in rows:
+        methods[row.method, row.version].append(row)
     for (method, version), same in methods.items():
-        told = [_told(line) for line in same]
-        names = list(dict.fromkeys(name for line in same for name in line.hyperparameters))
-        differ = [n for n in names if len({repr(whole(line.hyperparameters.get(n))) for line in same}) > 1]
+        told = [_told(row) for row in same]
+        names = list(dict.fromkeys(name for row in same for name in row.hyperparameters))
+        differ = [n for n in names if len({key_of({n: row.hyperparameters.get(n)}) for row in same}) > 1]
         known = None not in told and len(set(told)) == len(told)
-        for line, name in zip(same, told, strict=True):
-            values = ", ".join(f"{n}={whole(line.hyperparameters.get(n, '–'))}" for n in differ)
-            line.label = name if known and name else f"{method} {values}".rstrip()
-            line.label += f" v{version}" if version > 1 else ""
+        for row, name in zip(same, told, strict=True):
+            values = written({n: row.hyperparameters.get(n, "–") for n in differ})
+            row.label = name if known and name else f"{method} {values}".rstrip()
+            row.label += f" v{version}" if version > 1 else ""
         if differ:
             why = f"because of different {', '.join(differ)}"
             warnings.append(f"{title}: {method} has {len(same)} rows, {why}")
@@ -275,15 +275,15 @@ def _several(methods: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     return {method: found for method, found in versions.items() if len(found) > 1}
 
 
-def _told(line: Line) -> str | None:
+def _told(row: MethodRuns) -> str | None:
     """The name of a row whose runs say what was changed."""
-    if line.changed is None:
+    if row.changed is None:
         return None
-    if not line.changed:
-        return line.method
-    if line.told is None or line.told == line.method:
-        return f"{line.method} {written(line.changed)}"
-    return line.told if line.told.startswith(line.method) else f"{line.method} [{line.told}]"
+    if not row.changed:
+        return row.method
+    if row.told is None or row.told == row.method:
+        return f"{row.method} {written(row.changed)}"
+    return row.told if row.told.startswith(row.method) else f"{row.method} [{row.told}]"
 
 
 def _apart(groups: Sequence[Group]) -> list[str]:

@@ -35,6 +35,7 @@ class FinishedRun:
     changed: Mapping[str, Any] | None  # hyper-parameters not as preset and variant have them, if it says so
     label: str | None  # what its suite calls it
     sources: frozenset[str]  # digests of the method's code that made it, as far as they are known
+    summary: Mapping[str, Any] = field(default_factory=dict)  # as recorded, with the costs
 
 
 @dataclass
@@ -72,4 +73,5 @@ def finished_run(record: RunRecord, path: Path) -> FinishedRun:
         changed=record.changed,
         label=record.label or None,
         sources=record.sources,
+        summary=vars(summary),
     )

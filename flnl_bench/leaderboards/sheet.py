@@ -10,7 +10,109 @@ from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols,
 from flnl_bench.leaderboards.table import Cell, Row, Table, marks
 from flnl_bench.recorder.record import LAST
 
+LEGEND = "Best in bold, second underlined."
+OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
 
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of a table."""
+
+    number: str = ""
+    spread: str = ""  # the deviation, without its sign
+    mark: str = ""
+    fewer: int | None = None  # so many seeds, where others have more
+    detail: str = ""  # what a format with room for it says when asked
+
+
+@dataclass(frozen=True)
+class SheetRow:
+    """A label and its entries."""
+
+    label: str
+    entries: Sequence[Entry]
+    kind: str = OURS
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a row of the table itself, not a number of the paper below one."""
+        return self.kind == OURS
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Title, header, rows and notes."""
+
+    title: str
+    columns: Sequence[str]  # without the first, the methods
+    rows: Sequence[SheetRow]
+    about: Sequence[str] = ()
+    alarm: str | None = None  # to be said loudly
+    legend: str = ""  # what the marks are, where a format can show them
+    notes: Sequence[str] = ()
+
+
+def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
+    """The table of accuracies."""
+    averaged = len(table.scored) > 1
+    columns = [*table.settings, *(["Avg"] if averaged else []), "rank"]
+    rows: list[SheetRow] = []
+    for row, marked in zip(table.rows, marks(table), strict=True):
+        cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
+        entries = [_entry(cells.get(name), marked[name], table.seeds) for name in columns[:-1]]
+        rows.append(SheetRow(row.label, [*entries, _rank(row, marked["rank"], table.seeds)]))
+        if paper:
+            rows += _paper_rows(table, row, columns[:-1])
+    about, alarms = about_table(table), list(table.alarms)
+    compared = any(row.kind == PAPER for row in rows)
+    if compared:
+        text, comparable = protocols(table)
+        about += [f"Protocols: {text}."] if comparable else []
+        alarms += [] if comparable else [text]
+    elif paper:
+        nothing = "No row of this table may stand beside the paper's numbers."
+        about.append(nothing if unlike_paper(table) else "The paper has no numbers for this table.")
+    notes = notes_of(table, paper=compared)
+    notes += [f"No number of the paper beside {text}." for text in unlike_paper(table)] if paper else []
+    return Sheet(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
+
+
+def _entry(cell: Cell | None, mark: str = "", seeds: int = 0) -> Entry:
+    if cell is None:
+        return Entry()
+    return Entry(
+        number=f"{cell.mean:.2f}",
+        spread="" if cell.std is None else f"{cell.std:.2f}",
+        mark=mark,
+        fewer=cell.count if cell.count < seeds else None,
+        detail=", ".join(f"seed {seed}: {value:.2f}" for seed, value in cell.values.items()),
+    )
+
+
+def _rank(row: Row, mark: str, seeds: int) -> Entry:
+    if row.rank is None:
+        return Entry()
+    return Entry(f"{row.rank:.2f}", mark=mark, fewer=row.seeds if row.seeds < seeds else None)
+
+
+def _paper_rows(table: Table, row: Row, columns: Sequence[str]) -> list[SheetRow]:
+    """The paper's numbers below ours, and ours minus theirs."""
+    cells = paper_cells(table, row)
+    if not cells:
+        return []
+    theirs: dict[str, Cell | None] = {**cells, "Avg": paper_average(cells, table.scored)}
+    ours: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
+    differences = []
+    for name in columns:
+        left, right = ours.get(name), theirs.get(name)
+        differences.append(Entry(f"{left.mean - right.mean:+z.2f}" if left and right else ""))
+    return [
+        SheetRow("paper", [*(_entry(theirs.get(name)) for name in columns), Entry()], PAPER),
+        SheetRow("ours − paper", [*differences, Entry()], DIFFERENCE),
+    ]
+
+
+# -- the words around the numbers --------------------------------------------------------------------
 def about_table(table: Table) -> list[str]:
     """What the numbers are and how they were made."""
     rounds = table.protocol.training.get("rounds", LAST)
@@ -64,100 +166,3 @@ def _having(table: Table, setting: str) -> str:
 def seed_sets(table: Table) -> str:
     """The sets of seeds in a table."""
     return " | ".join(", ".join(map(str, seeds)) for seeds in table.seed_sets)
-
-
-LEGEND = "Best in bold, second underlined."
-OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One place of a table."""
-
-    number: str = ""
-    spread: str = ""  # the deviation, without its sign
-    mark: str = ""
-    fewer: int | None = None  # so many seeds, where others have more
-    detail: str = ""  # what a format with room for it says when asked
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of entries."""
-
-    label: str
-    entries: Sequence[Entry]
-    kind: str = OURS
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Title, header, rows and notes."""
-
-    title: str
-    columns: Sequence[str]  # without the first, the methods
-    lines: Sequence[Line]
-    about: Sequence[str] = ()
-    alarm: str | None = None  # to be said loudly
-    legend: str = ""  # what the marks are, where a format can show them
-    notes: Sequence[str] = ()
-
-
-def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
-    """The table of accuracies."""
-    averaged = len(table.scored) > 1
-    columns = [*table.settings, *(["Avg"] if averaged else []), "rank"]
-    lines: list[Line] = []
-    for row, marked in zip(table.rows, marks(table), strict=True):
-        cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
-        entries = [_entry(cells.get(name), marked[name], table.seeds) for name in columns[:-1]]
-        lines.append(Line(row.label, [*entries, _rank(row, marked["rank"], table.seeds)]))
-        if paper:
-            lines += _paper_lines(table, row, columns[:-1])
-    about, alarms = about_table(table), list(table.alarms)
-    compared = any(line.kind == PAPER for line in lines)
-    if compared:
-        text, comparable = protocols(table)
-        about += [f"Protocols: {text}."] if comparable else []
-        alarms += [] if comparable else [text]
-    elif paper:
-        nothing = "No row of this table may stand beside the paper's numbers."
-        about.append(nothing if unlike_paper(table) else "The paper has no numbers for this table.")
-    notes = notes_of(table, paper=compared)
-    notes += [f"No number of the paper beside {text}." for text in unlike_paper(table)] if paper else []
-    return Sheet(table.protocol.title, columns, lines, about, "; ".join(alarms) or None, LEGEND, notes)
-
-
-def _rank(row: Row, mark: str, seeds: int) -> Entry:
-    if row.rank is None:
-        return Entry()
-    return Entry(f"{row.rank:.2f}", mark=mark, fewer=row.seeds if row.seeds < seeds else None)
-
-
-def _entry(cell: Cell | None, mark: str = "", seeds: int = 0) -> Entry:
-    if cell is None:
-        return Entry()
-    return Entry(
-        number=f"{cell.mean:.2f}",
-        spread="" if cell.std is None else f"{cell.std:.2f}",
-        mark=mark,
-        fewer=cell.count if cell.count < seeds else None,
-        detail=", ".join(f"seed {seed}: {value:.2f}" for seed, value in cell.values.items()),
-    )
-
-
-def _paper_lines(table: Table, row: Row, columns: Sequence[str]) -> list[Line]:
-    """The paper's numbers below ours, and ours minus theirs."""
-    cells = paper_cells(table, row)
-    if not cells:
-        return []
-    theirs: dict[str, Cell | None] = {**cells, "Avg": paper_average(cells, table.scored)}
-    ours: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
-    differences = []
-    for name in columns:
-        left, right = ours.get(name), theirs.get(name)
-        differences.append(Entry(f"{left.mean - right.mean:+z.2f}" if left and right else ""))
-    return [
-        Line("paper", [*(_entry(theirs.get(name)) for name in columns), Entry()], PAPER),
-        Line("ours − paper", [*differences, Entry()], DIFFERENCE),
-    ]

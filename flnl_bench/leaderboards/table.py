@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flnl_bench.leaderboards.grouping import Group, Line, Protocol, scored, setting_key
+from flnl_bench.leaderboards.grouping import Group, MethodRuns, Protocol, scored, setting_key
 
 BEST, SECOND = "best", "second"
 DIGITS = 2  # accuracies that print equal are equal: they tie for a mark and for a rank
@@ -71,30 +71,30 @@ class Table:
 
 def make_table(group: Group, metric: str) -> Table:
     """The table of a group of runs."""
-    settings = sorted({name for line in group.lines for name in line.cells}, key=setting_key)
-    over = scored(line.cells for line in group.lines)
-    cells = [_cells(line, metric) for line in group.lines]
+    settings = sorted({name for runs in group.rows for name in runs.cells}, key=setting_key)
+    over = scored(runs.cells for runs in group.rows)
+    cells = [_cells(runs, metric) for runs in group.rows]
     averages = [_average(row, over) for row in cells]
     ranks = _ranks(cells, over)
     rows = [
         Row(
-            line.method,
-            line.label,
-            line.hyperparameters,
+            runs.method,
+            runs.label,
+            runs.hyperparameters,
             row,
             average,
             places,
             _mean_rank(places),
-            line.changed,
-            line.version,
+            runs.changed,
+            runs.version,
         )
-        for line, row, average, places in zip(group.lines, cells, averages, ranks, strict=True)
+        for runs, row, average, places in zip(group.rows, cells, averages, ranks, strict=True)
     ]
     scenarios: dict[str, dict[int, str]] = {setting: {} for setting in settings}
     for run in group.runs:
         scenarios[run.setting][run.seed] = run.fingerprint
     imported = Counter(run.imported for run in group.runs if run.imported)
-    alarms = [line.alarm for line in group.lines if line.alarm]
+    alarms = [runs.alarm for runs in group.rows if runs.alarm]
     return Table(group.protocol, metric, settings, over, rows, scenarios, imported, alarms)
 
 
@@ -105,10 +105,10 @@ def over_seeds(values: Mapping[int, float]) -> Cell:
     return Cell(statistics.fmean(numbers), std, dict(sorted(values.items())), len(numbers))
 
 
-def _cells(line: Line, metric: str) -> dict[str, Cell]:
+def _cells(runs: MethodRuns, metric: str) -> dict[str, Cell]:
     return {
         setting: over_seeds({seed: run.values[metric] for seed, run in seeds.items()})
-        for setting, seeds in line.cells.items()
+        for setting, seeds in runs.cells.items()
     }
 
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from flnl_bench.leaderboards.sheet import OURS, Entry, Sheet
+from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import BEST, SECOND
 
 GAP = 2
+WIDE = 500  # columns of a file: no row is ever broken
 BROKEN = "\n±"
 JOINS = (" ± ", "±", BROKEN)  # between a number and its deviation: roomy, tight, below each other
 _STYLES = {BEST: "bold", SECOND: "underline"}
 
 
+def width_here() -> int:
+    """The width of the terminal, or the one that COLUMNS tells; without both there is no need to break."""
+    console = Console()
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else WIDE
+
+
+def as_text(sheets: Sequence[Sheet], width: int = WIDE) -> str:
+    """All sheets without colours, and without blanks at the ends of lines."""
+    out = io.StringIO()
+    plain = Console(file=out, width=width, force_terminal=False, highlight=False, markup=False, emoji=False)
+    show(plain, sheets)
+    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+
+
 def show(console: Console, sheets: Sequence[Sheet]) -> None:
-    """Print all sheets."""
+    """Print all sheets at the width of the console."""
     for number, sheet in enumerate(sheets):
         if number:
             console.print()
@@ -30,7 +47,7 @@ def _lay(sheet: Sheet, width: int, marked: bool) -> Group:
     if sheet.alarm:
         parts.append(Text(f"⚠ {sheet.alarm}", "bold red"))
     parts += [Text(line, "dim") for line in sheet.about]
-    if sheet.lines:
+    if sheet.rows:
         everything = range(len(sheet.columns))
         join = next((join for join in JOINS if _width(sheet, everything, join) <= width), BROKEN)
         parts += [_table(sheet, block, join) for block in _blocks(sheet, width, join)]
@@ -50,11 +67,11 @@ def _blocks(sheet: Sheet, width: int, join: str) -> list[range]:
 
 
 def _width(sheet: Sheet, block: range, join: str) -> int:
-    labels = max(len(_label(line.label, line.kind)) for line in sheet.lines)
+    labels = max(len(_label(row)) for row in sheet.rows)
     columns = [
         max(
             _longest(_header(sheet.columns[place], join)),
-            *(_longest(_text(line.entries[place], join).plain) for line in sheet.lines),
+            *(_longest(_text(row.entries[place], join).plain) for row in sheet.rows),
         )
         for place in block
     ]
@@ -70,14 +87,14 @@ def _table(sheet: Sheet, block: range, join: str) -> Table:
     made.add_column("method", overflow="fold")
     for place in block:
         made.add_column(_header(sheet.columns[place], join), justify="right", no_wrap=True)
-    for line in sheet.lines:
-        entries = [_text(line.entries[place], join) for place in block]
-        made.add_row(Text(_label(line.label, line.kind)), *entries, style="" if line.kind == OURS else "dim")
+    for row in sheet.rows:
+        entries = [_text(row.entries[place], join) for place in block]
+        made.add_row(Text(_label(row)), *entries, style="" if row.ours else "dim")
     return made
 
 
-def _label(label: str, kind: str) -> str:
-    return label if kind == OURS else f"  {label}"
+def _label(row: SheetRow) -> str:
+    return row.label if row.ours else f"  {row.label}"
 
 
 def _header(name: str, join: str) -> str:

@@ -1,0 +1,175 @@
+"""Results as pandas frames, and a leaderboard from a folder, from results or from a filtered frame.
+
+pandas is imported where a frame is asked for: the command line makes leaderboards without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flnl_bench.errors import BadInput
+from flnl_bench.leaderboards.leaderboard import Leaderboard, check_metric, make_leaderboard
+from flnl_bench.leaderboards.runs import METRICS, FinishedRun, Found, read_runs
+from flnl_bench.recorder.folder import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IDENTITY = ("method", "dataset", "partition", "setting", "preset", "seed")
+_SPREAD = {"training": "training_", "hyperparameters": "hyper_"}  # how the columns of their values begin
+_FIELDS = {f.name: f for f in dataclasses.fields(FinishedRun) if f.name not in ("path", "values", "summary")}
+_OPTIONAL = {name for name, field in _FIELDS.items() if "None" in str(field.type)}
+_NEEDED = ["run_dir", *METRICS, *_FIELDS]
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """The runs of a results folder, as `load_results` finds them; frames are made when they are asked for."""
+
+    folder: Path
+    found: Found
+
+    @property
+    def problems(self) -> Mapping[Path, str]:
+        """Files that could not be read, and why."""
+        return self.found.problems
+
+    @property
+    def unfinished(self) -> Mapping[Path, str]:
+        """Folders of runs that are not done, by status: running, interrupted or failed."""
+        return self.found.unfinished
+
+    @functools.cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row a finished run."""
+        return runs_frame(self.found.runs)
+
+    @functools.cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round of all finished runs; their files are read now."""
+        return rounds_frame(self.runs)
+
+    def rounds_of(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """One row a round of some of the runs, where reading all would take long."""
+        return rounds_frame(runs)
+
+    def __repr__(self) -> str:
+        counts = {"finished": self.found.runs, "unfinished": self.unfinished, "unreadable": self.problems}
+        told = ", ".join(f"{len(those)} {what}" for what, those in counts.items())
+        return f"<Results of {self.folder}: {told}>"
+
+
+def load_results(folder: str | os.PathLike[str]) -> Results:
+    """Read the run.json of every run below a folder: `.runs` and `.rounds` are frames of them."""
+    check_folder(Path(folder))
+    return Results(Path(folder), read_runs(Path(folder)))
+
+
+def leaderboard(
+    source: Results | pd.DataFrame | str | os.PathLike[str],
+    metric: str = METRICS[0],
+    datasets: str | Sequence[str] | None = None,
+    presets: str | Sequence[str] | None = None,
+    against: str | None = None,
+    paper: bool = False,
+) -> Leaderboard:
+    """Tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
+
+    Args:
+        source: Results, a frame of runs as they have it (also a part of it), or a results folder.
+        metric: last10 (mean of the last ten rounds) or best (the best round).
+        datasets: Only these data sets.
+        presets: Only these presets.
+        against: Add paired differences to this method, with confidence interval and test.
+        paper: Put the paper's numbers beside ours, with the difference.
+    """
+    check_metric(metric)
+    if isinstance(source, str | os.PathLike):
+        source = load_results(source)
+    where = f"below {source.folder}" if isinstance(source, Results) else "in this frame"
+    found = source.found if isinstance(source, Results) else Found(_runs_in(source))
+    if not found.runs:
+        raise BadInput(f"there is no finished run {where}")
+    return make_leaderboard(
+        found, metric, datasets=_names(datasets), presets=_names(presets), against=against, paper=paper
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """An error that says what to do if there are no results."""
+    if not folder.is_dir():
+        raise BadInput(f"there is no results folder {folder} (`flnl-bench run` makes results/runs)")
+
+
+def _names(names: str | Sequence[str] | None) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names or ()
+
+
+# -- runs --------------------------------------------------------------------------------------------
+def runs_frame(runs: Iterable[FinishedRun]) -> pd.DataFrame:
+    """One row a run; `training` and `hyperparameters` are there whole, and each of their values alone."""
+    import pandas as pd
+
+    rows = [_run_row(run) for run in runs]
+    return pd.DataFrame(rows, columns=None if rows else _NEEDED)
+
+
+def _run_row(run: FinishedRun) -> dict[str, Any]:
+    fields = {name: getattr(run, name) for name in _FIELDS}
+    spread = {name: fields.pop(name) for name in _SPREAD}  # long to look at, so they come last
+    identity = {name: fields.pop(name) for name in IDENTITY}
+    row = {**identity, **run.summary, **run.values, **fields, "run_dir": str(run.path), **spread}
+    for name, begin in _SPREAD.items():
+        row |= {f"{begin}{key}": value for key, value in spread[name].items()}
+    return row
+
+
+def _runs_in(frame: pd.DataFrame) -> list[FinishedRun]:
+    """The runs of a frame, or of what a user has left of it."""
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        raise BadInput(f"a leaderboard is made of results, a frame of runs or a folder, not {frame!r}")
+    absent = [name for name in _NEEDED if name not in frame.columns]
+    if absent:
+        raise BadInput(f"this frame has no column {', '.join(absent)}; it must be one that load_results made")
+    rows = frame[_NEEDED].to_dict("records")
+    return [_run_in({name: None if pd.isna(value) else value for name, value in row.items()}) for row in rows]
+
+
+def _run_in(row: dict[str, Any]) -> FinishedRun:
+    """The run of one row; what is not known is None."""
+    broken = [name for name in _NEEDED if row[name] is None and name not in _OPTIONAL]
+    broken += [name for name in _SPREAD if not isinstance(row[name], Mapping)]  # after a way through CSV
+    if broken:
+        raise BadInput(f"run_dir {row['run_dir']} of this frame has no usable {', '.join(broken)}")
+    values = {metric: row.pop(metric) for metric in METRICS}
+    return FinishedRun(path=Path(row.pop("run_dir")), values=values, **row)
+
+
+# -- rounds ------------------------------------------------------------------------------------------
+def rounds_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row a round of the runs of a frame, with the columns that say which run it is."""
+    import pandas as pd
+
+    rows = []
+    for run in runs[[*IDENTITY, "run_dir"]].to_dict("records"):
+        rows += [{**run, **flat_round(row)} for row in RunFolder(Path(run["run_dir"])).read_rounds()]
+    return pd.DataFrame(rows, columns=None if rows else [*IDENTITY, "run_dir", "round"])
+
+
+def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of rounds.jsonl without nesting: the method's numbers and the diagnostics get columns."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("method", "diagnostics"):
+            flat |= {f"{name}_{key}": number for key, number in value.items()}
+        else:
+            flat[name] = value
+    return flat
