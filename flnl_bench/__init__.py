@@ -1,7 +1,7 @@
 """flnl-bench: a benchmark of federated learning with noisy labels.
 
-The names below are the public face for method plugins; they are imported on first use, so that the
-command line answers without loading torch.
+The public face, for notebooks and for method plugins; nothing else is listed by `dir`. The names are
+imported on first use, so that the command line answers without loading torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers see: the same names as below, which a test checks
     from flnl_bench.api import Batch as Batch
     from flnl_bench.api import Beliefs as Beliefs
     from flnl_bench.api import Client as Client
@@ -26,21 +26,57 @@ if TYPE_CHECKING:
     from flnl_bench.api import mix_into as mix_into
     from flnl_bench.api import network_weights as network_weights
     from flnl_bench.errors import BadInput as BadInput
+    from flnl_bench.errors import MethodFailed as MethodFailed
+    from flnl_bench.errors import MissingData as MissingData
     from flnl_bench.errors import bounded as bounded
     from flnl_bench.errors import require as require
     from flnl_bench.registry import hookimpl as hookimpl
+    from flnl_bench.runs.library import make_scenario as make_scenario
+    from flnl_bench.runs.library import run as run
+    from flnl_bench.runs.library import run_seeds as run_seeds
+    from flnl_bench.runs.result import RunResult as RunResult
+    from flnl_bench.scenario import Scenario as Scenario
+    from flnl_bench.suite.library import SuiteResult as SuiteResult
+    from flnl_bench.suite.library import run_suite as run_suite
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {
-    "BadInput": "flnl_bench.errors",
-    "bounded": "flnl_bench.errors",
-    "require": "flnl_bench.errors",
-    "hookimpl": "flnl_bench.registry",
+_NAMES = {
+    "flnl_bench.api": (
+        "Batch",
+        "Beliefs",
+        "Client",
+        "Federation",
+        "Method",
+        "Model",
+        "Server",
+        "State",
+        "Step",
+        "Terms",
+        "Update",
+        "Weights",
+        "copy_weights",
+        "mix_into",
+        "network_weights",
+    ),
+    "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "bounded", "require"),
+    "flnl_bench.leaderboards.frames": ("leaderboard", "load_results"),
+    "flnl_bench.registry": ("hookimpl",),
+    "flnl_bench.runs.library": ("make_scenario", "run", "run_seeds"),
+    "flnl_bench.runs.result": ("RunResult",),
+    "flnl_bench.scenario": ("Scenario",),
+    "flnl_bench.suite.library": ("SuiteResult", "run_suite"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ELSEWHERE.get(name, "flnl_bench.api")), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,6 +27,7 @@ LAYERS = (
     {"suite", "leaderboards"},
     {"plots", "report"},
     {"cli"},
+    {"__main__"},
 )
 LIGHT = ("cli", "registry", "config", "data", "scenario", "models", "leaderboards", "suite")
 LIGHT_FILES = ("flnl_bench.recorder.record", "flnl_bench.runs.resolve", "flnl_bench.runs.presets")

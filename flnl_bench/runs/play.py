@@ -25,7 +25,7 @@ from flnl_bench.recorder.provenance import now, provenance, source
 from flnl_bench.recorder.record import RunFolder, run_folder, summarise, trusted
 from flnl_bench.scenario import Scenario
 
-Progress = Callable[[Mapping[str, Any]], None]  # called with each finished round
+RoundCallback = Callable[[Mapping[str, Any]], None]  # called with each finished round
 
 
 @dataclasses.dataclass
@@ -71,7 +71,7 @@ class Run:
             )
         return record if record and record.get("status") == "done" else None
 
-    def play(self, *, fresh: bool = False, progress: Progress = lambda row: None) -> dict[str, Any]:
+    def play(self, *, fresh: bool = False, progress: RoundCallback = lambda row: None) -> dict[str, Any]:
         """Run or resume to the end and return the record; a finished run is only read."""
         check_views(self.method.name, self.method.views())
         folder = self.folder
@@ -81,14 +81,16 @@ class Run:
                 _clear(folder.path)
             return self.finished() or self._play(folder, claim, progress)
 
-    def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
+    def _play(self, folder: RunFolder, claim: Claim, progress: RoundCallback) -> dict[str, Any]:
         engine = Engine(
             self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
         )
         with contextlib.closing(engine):
             return self._go_on(engine, folder, claim, progress)
 
-    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> dict[str, Any]:
+    def _go_on(
+        self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback
+    ) -> dict[str, Any]:
         checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists

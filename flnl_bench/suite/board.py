@@ -19,7 +19,7 @@ TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 
 
 @dataclass(frozen=True)
-class State:
+class RunStatus:
     """One run at one moment."""
 
     status: str  # one of STATES
@@ -29,7 +29,7 @@ class State:
     error: str | None = None
 
 
-def look(item: Item) -> State:
+def look(item: Item) -> RunStatus:
     """The state of a run, from its files."""
     folder = item.folder
     record = trusted(folder.path) or {}
@@ -38,7 +38,7 @@ def look(item: Item) -> State:
     if status not in ("done", "failed"):
         status = "running" if owner(folder.path) else "waiting"
     played, error = row.get("round"), record.get("error")
-    return State(
+    return RunStatus(
         status,
         rounds=played + 1 if type(played) is int else 0,
         accuracy=_number(row.get("accuracy")),
@@ -73,7 +73,7 @@ def last_round(path: Path) -> dict[str, Any] | None:
 class Board:
     """The states of all runs of a suite."""
 
-    states: dict[Item, State]
+    states: dict[Item, RunStatus]
     jobs: int = 1
     done_before: int = 0
 
@@ -83,7 +83,7 @@ class Board:
         states = {item: look(item) for item in items}
         for item, state in states.items():
             if retry_failed and state.status == "failed":
-                states[item] = State("waiting", state.rounds)
+                states[item] = RunStatus("waiting", state.rounds)
         return cls(states, jobs, sum(state.status == "done" for state in states.values()))
 
     def having(self, *statuses: str) -> list[Item]:
@@ -136,7 +136,7 @@ def cost(items: list[Item]) -> int | None:
     return sum(known) if len(known) == len(each) else None
 
 
-def run_object(item: Item, state: State) -> dict[str, Any]:
+def run_object(item: Item, state: RunStatus) -> dict[str, Any]:
     """One run."""
     record = trusted(item.folder.path) or {}
     summary = (record.get("summary") or {}) if state.status == "done" else {}

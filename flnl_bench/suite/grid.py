@@ -11,7 +11,7 @@ from flnl_bench.config import RunConfig, written
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder.record import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
-from flnl_bench.runs.resolve import Request, changed_values, describe
+from flnl_bench.runs.resolve import Request, changed_values, configure
 from flnl_bench.suite.file import Suite, Variation
 
 TRAIN_IMAGES = {
@@ -97,7 +97,7 @@ def make_grid(
                 out=out,
                 label=ablation,
             )
-            config, _ = describe(request, registry, device=device)
+            config, _ = configure(request, registry, device=device)
             item = Item(ablation or _label(config, registry), request, config)
             items.setdefault(item.folder.path, item)
     return list(items.values())
