@@ -50,10 +50,10 @@ class RunResult:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row a round; `method.NAME` and `diagnostics.NAME` are what rounds.jsonl nests."""
+        """One row a round; the columns `method_…` and `diagnostics_…` are nested in rounds.jsonl."""
         import pandas as pd
 
-        return pd.json_normalize(RunFolder(self.folder).read_rounds(), max_level=1)
+        return pd.json_normalize(RunFolder(self.folder).read_rounds(), sep="_", max_level=1)
 
     @cached_property
     def beliefs(self) -> pd.DataFrame:
