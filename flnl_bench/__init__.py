@@ -72,10 +72,12 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+if not TYPE_CHECKING:  # a name that does not exist is for type checkers to find
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
