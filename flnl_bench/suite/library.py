@@ -102,10 +102,10 @@ def run_suite(
         BadInput: something asked for is not possible; the message says what is.
         MissingData: a data set is not there and could not be fetched.
     """
-    start, out = time.monotonic(), Path(out).expanduser()
     _check(executor, jobs, runs_per_gpu, slurm)
-    data_dir = None if data_dir is None else Path(data_dir).expanduser()
+    out, data_dir = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
     found, items = _plan(suite, out, data_dir, device, local=executor == "local")
+    start = time.monotonic()
     board = Board.of(items, jobs or len(items), retry_failed)
     if not dry_run and board.having("waiting", "running"):
         if executor == "local":
