@@ -1,7 +1,7 @@
 """flnl-bench: a benchmark of federated learning with noisy labels.
 
-The names below are the public face for method plugins; they are imported on first use, so that the
-command line answers without loading torch.
+The public face, for notebooks and for method plugins; nothing else is listed by `dir`. The names are
+imported on first use, so that the command line answers without loading torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers see: the same names as below, which a test checks
     from flnl_bench.api import Batch as Batch
     from flnl_bench.api import Beliefs as Beliefs
     from flnl_bench.api import Client as Client
@@ -29,34 +29,79 @@ if TYPE_CHECKING:
     from flnl_bench.data import Dataset as Dataset
     from flnl_bench.data import DatasetKind as DatasetKind
     from flnl_bench.errors import BadInput as BadInput
+    from flnl_bench.errors import MethodFailed as MethodFailed
     from flnl_bench.errors import MissingData as MissingData
     from flnl_bench.errors import bounded as bounded
     from flnl_bench.errors import require as require
+    from flnl_bench.leaderboards.frames import Results as Results
+    from flnl_bench.leaderboards.frames import leaderboard as leaderboard
+    from flnl_bench.leaderboards.frames import load_results as load_results
+    from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
     from flnl_bench.models import ModelKind as ModelKind
+    from flnl_bench.runs.library import make_scenario as make_scenario
+    from flnl_bench.runs.library import run as run
+    from flnl_bench.runs.library import run_seeds as run_seeds
+    from flnl_bench.runs.result import RunResult as RunResult
     from flnl_bench.scenario import NoiseKind as NoiseKind
     from flnl_bench.scenario import NoisyClient as NoisyClient
     from flnl_bench.scenario import Parameter as Parameter
     from flnl_bench.scenario import PartitionKind as PartitionKind
+    from flnl_bench.scenario import Scenario as Scenario
     from flnl_bench.scenario import Setting as Setting
+    from flnl_bench.suite.library import SuiteResult as SuiteResult
+    from flnl_bench.suite.library import run_suite as run_suite
     from flnl_bench.tables import hookimpl as hookimpl
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {
-    "BadInput": "flnl_bench.errors",
-    "MissingData": "flnl_bench.errors",
-    "bounded": "flnl_bench.errors",
-    "require": "flnl_bench.errors",
-    "hookimpl": "flnl_bench.tables",
-    **dict.fromkeys(("Augmentation", "Dataset", "DatasetKind"), "flnl_bench.data"),
-    **dict.fromkeys(
-        ("NoiseKind", "NoisyClient", "Parameter", "PartitionKind", "Setting"), "flnl_bench.scenario"
+_NAMES = {
+    "flnl_bench.api": (
+        "Batch",
+        "Beliefs",
+        "Client",
+        "Federation",
+        "Method",
+        "Model",
+        "Server",
+        "State",
+        "Step",
+        "Terms",
+        "Update",
+        "Weights",
+        "copy_weights",
+        "mix_into",
+        "network_weights",
     ),
-    "ModelKind": "flnl_bench.models",
+    "flnl_bench.data": ("Augmentation", "Dataset", "DatasetKind"),
+    "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "bounded", "require"),
+    "flnl_bench.leaderboards.frames": ("Results", "leaderboard", "load_results"),
+    "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
+    "flnl_bench.models": ("ModelKind",),
+    "flnl_bench.runs.library": ("make_scenario", "run", "run_seeds"),
+    "flnl_bench.runs.result": ("RunResult",),
+    "flnl_bench.scenario": (
+        "NoiseKind",
+        "NoisyClient",
+        "Parameter",
+        "PartitionKind",
+        "Scenario",
+        "Setting",
+    ),
+    "flnl_bench.suite.library": ("SuiteResult", "run_suite"),
+    "flnl_bench.tables": ("hookimpl",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ELSEWHERE.get(name, "flnl_bench.api")), name)
+if not TYPE_CHECKING:  # a name that does not exist is for type checkers to find
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,11 +6,13 @@ import dataclasses
 import hashlib
 import json
 import math
+import numbers
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flnl_bench.errors import require, unknown
+from flnl_bench.errors import BadInput, require, unknown
 
 # Raised whenever a change makes the same configuration give other numbers.
 NUMBERS_VERSION = 1
@@ -60,6 +62,21 @@ class Training:
 
 
 NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
+TRAINING = tuple(part.name for part in dataclasses.fields(Training))
+
+
+def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Changes of a protocol, each of the type that Training declares; errors say `where` they are."""
+    hints, changes = typing.get_type_hints(Training), {}
+    for name, value in values.items():
+        kinds = typing.get_args(hints[name]) or (hints[name],)
+        value = plain(value)
+        if type(value) is int and float in kinds:
+            value = float(value)  # the same run, whichever way it is written
+        if type(value) not in kinds:
+            raise BadInput(f"{where}{name} must be of type {kinds[0].__name__}, not {value!r}")
+        changes[name] = value
+    return changes
 
 
 @dataclass(frozen=True)
@@ -112,3 +129,15 @@ def int_if_integral(value: object) -> object:
 def written(values: Mapping[str, Any]) -> str:
     """Values for people, as they would be given to --set."""
     return ", ".join(f"{name}={int_if_integral(value)}" for name, value in values.items())
+
+
+def as_set(value: object, where: str) -> str:
+    """A hyper-parameter as it would be given to --set; errors say `where` it is."""
+    if not (value is None or isinstance(value, str | numbers.Real)):
+        raise BadInput(f"{where} must be a number, a text, true or false")
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """A NumPy number, as of a loop over an array, as a number of Python."""
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value

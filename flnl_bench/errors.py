@@ -21,6 +21,10 @@ class BrokenContract(TypeError):
     """A hook of a method gave what it must not (exit code 1)."""
 
 
+class MethodFailed(RuntimeError):
+    """A mistake in a method; names the file and the line (exit code 1)."""
+
+
 def expect(holds: bool, method: str, rule: str, got: object) -> None:
     """Raise an error that names a method, the rule that it broke and how, unless the condition holds."""
     if not holds:

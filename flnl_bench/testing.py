@@ -34,7 +34,7 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.views import check_views
 from flnl_bench.recorder.diagnostics import gather_beliefs, judge
 from flnl_bench.registry import check_class
-from flnl_bench.scenario import Scenario, make_scenario
+from flnl_bench.scenario import Scenario, draw_scenario
 
 CPU = Devices(torch.device("cpu"))
 ROUNDS = 6
@@ -79,7 +79,7 @@ def toy_dataset(train: int = 180, test: int = 60, classes: int = 3) -> Dataset:
 
 def toy_scenario(setting: str = "sym-0.5", partition: str = "iid", seed: int = 1) -> Scenario:
     """Six clients of the toy data."""
-    return make_scenario(
+    return draw_scenario(
         toy_dataset(), partition=partition, setting=setting, clients=TRAINING.clients, seed=seed
     )
 

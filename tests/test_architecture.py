@@ -27,6 +27,7 @@ LAYERS = (
     {"suite", "leaderboards"},
     {"plots", "report"},
     {"cli"},
+    {"__main__"},
 )
 LIGHT = ("cli", "registry", "tables", "config", "data", "scenario", "models", "leaderboards", "suite")
 LIGHT_FILES = (
@@ -35,6 +36,8 @@ LIGHT_FILES = (
     "flnl_bench.recorder.transfer",
     "flnl_bench.runs.resolve",
     "flnl_bench.runs.presets",
+    "flnl_bench.runs.library",
+    "flnl_bench.runs.result",
 )
 HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
 LONGEST = 400  # lines of a file
@@ -135,20 +138,27 @@ def test_methods_do_not_import_each_other(path):
         assert path.parent.name not in others
 
 
-def test_every_public_name_exists():
+def test_dir_lists_the_public_names_which_exist_and_which_type_checkers_see():
     import flnl_bench
 
-    for name in public_names():
+    assert dir(flnl_bench) == flnl_bench.__all__
+    there = {name for name in dir(flnl_bench) if flnl_bench._MODULES[name] in MODULES}
+    assert there == public_names()
+    for name in there:
         assert getattr(flnl_bench, name) is not None
 
 
-def test_the_public_names_are_those_that_type_checkers_see():
+@pytest.mark.parametrize("name", ["_private", "no_such_name", "torch"])
+def test_nothing_else_is_public(name):
     import flnl_bench
 
-    with pytest.raises(AttributeError, match="_private"):
-        _ = flnl_bench._private
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = flnl_bench.no_such_name
+    with pytest.raises(AttributeError, match=name):
+        getattr(flnl_bench, name)
+
+
+@pytest.mark.parametrize("package", [PACKAGE, ROOT / "plugins" / "flnl_methods"], ids=lambda path: path.name)
+def test_packages_tell_type_checkers_that_they_are_typed(package):
+    assert (package / "py.typed").is_file()
 
 
 @pytest.mark.parametrize(

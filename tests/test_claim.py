@@ -15,7 +15,7 @@ from flnl_bench.errors import BadInput
 from flnl_bench.recorder import claim as claim_module
 from flnl_bench.recorder.claim import BEAT, STALE, Busy, Claim, claimed, owner
 from flnl_bench.runs.resolve import prepare
-from flnl_bench.suite.board import Board, State, look
+from flnl_bench.suite.board import Board, RunStatus, look
 
 
 # -- claims ------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_foreign_record_is_neither_done_nor_a_crash(record, row, tmp_path):
     item.folder.create()
     (item.folder.path / "run.json").write_text(record)
     item.folder.rounds_file.write_text(row)
-    assert look(item) == State("waiting")
+    assert look(item) == RunStatus("waiting")
     assert Board.of([item]).seconds_left() is None
 
 

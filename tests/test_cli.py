@@ -52,11 +52,11 @@ def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_pa
 
 
 def test_image_net_weights_are_the_presets_choice_unless_asked_for():
-    from flnl_bench.runs.resolve import Request, describe
+    from flnl_bench.runs.resolve import Request, configure
 
     asked = Request("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
-    assert describe(asked)[0].training.pretrained
-    assert not describe(replace(asked, training={"pretrained": False}))[0].training.pretrained
+    assert configure(asked)[0].training.pretrained
+    assert not configure(replace(asked, training={"pretrained": False}))[0].training.pretrained
 
 
 def test_no_pretrained_reaches_the_record(tmp_path):

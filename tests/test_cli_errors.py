@@ -96,16 +96,16 @@ def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
 
 def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
     from flnl_bench.errors import BadInput
-    from flnl_bench.runs import resolve
+    from flnl_bench.runs import library
 
-    prepare = resolve.prepare
+    prepare = library.prepare
 
     def fails_on_two(request, **more):
         if request.seed == 2:
             raise BadInput("seed 2 cannot be split")
         return prepare(request, **more)
 
-    monkeypatch.setattr(resolve, "prepare", fails_on_two)
+    monkeypatch.setattr(library, "prepare", fails_on_two)
     assert refused(*tiny(tmp_path / "out", "--seeds", "1,2")) == "seed 2 cannot be split"
     assert not (tmp_path / "out").exists()
 

@@ -11,8 +11,8 @@ from flnl_bench.errors import BadInput
 from flnl_bench.scenario import (
     check_dataset,
     client_table,
+    draw_scenario,
     load_scenario,
-    make_scenario,
     save_scenario,
     scenario_summary,
 )
@@ -46,7 +46,7 @@ def dataset():
 
 
 def test_the_same_names_give_the_same_scenario(dataset):
-    first, again = (make_scenario(toy(), "dir-0.3", "mixed-0.6", 10, seed=3) for _ in range(2))
+    first, again = (draw_scenario(toy(), "dir-0.3", "mixed-0.6", 10, seed=3) for _ in range(2))
     assert same_clients(first, again)
     assert np.array_equal(first.given, again.given)
     assert first.fingerprint == again.fingerprint
@@ -54,7 +54,7 @@ def test_the_same_names_give_the_same_scenario(dataset):
 
 
 def test_another_seed_changes_partition_and_noise(dataset):
-    one, two = (make_scenario(dataset, "dir-0.3", "sym-1.0", 10, seed) for seed in (1, 2))
+    one, two = (draw_scenario(dataset, "dir-0.3", "sym-1.0", 10, seed) for seed in (1, 2))
     assert not same_clients(one, two)
     assert not np.array_equal(one.given, two.given)
     assert one.fingerprint != two.fingerprint
@@ -62,19 +62,19 @@ def test_another_seed_changes_partition_and_noise(dataset):
 
 def test_the_partition_does_not_depend_on_the_setting(dataset):
     names = ("clean", "sym-1.0", "asym-0.6", "mixed-1.0", "sym-0.6:0.2-0.4")
-    scenarios = [make_scenario(dataset, "dir-0.3", name, 10) for name in names]
+    scenarios = [draw_scenario(dataset, "dir-0.3", name, 10) for name in names]
     assert all(same_clients(scenarios[0], other) for other in scenarios[1:])
     assert len({scenario.fingerprint for scenario in scenarios}) == len(names)
 
 
 def test_the_noise_of_clients_does_not_depend_on_the_partition(dataset):
-    iid, skewed = (make_scenario(dataset, name, "mixed-0.6", 10) for name in ("iid", "dir-0.3"))
+    iid, skewed = (draw_scenario(dataset, name, "mixed-0.6", 10) for name in ("iid", "dir-0.3"))
     assert iid.kinds == skewed.kinds
     assert np.array_equal(iid.nominal, skewed.nominal)
 
 
 def test_clean_clients_are_untouched_and_noisy_ones_have_their_ratio(dataset):
-    scenario = make_scenario(dataset, "dir-0.5", "sym-0.6", 10)
+    scenario = draw_scenario(dataset, "dir-0.5", "sym-0.6", 10)
     assert scenario.kinds.count("sym") == 6
     for rows, kind, nominal, realised in zip(
         scenario.clients, scenario.kinds, scenario.nominal, scenario.realised, strict=True
@@ -86,11 +86,11 @@ def test_clean_clients_are_untouched_and_noisy_ones_have_their_ratio(dataset):
 
 
 def test_a_ratio_of_one_makes_every_label_wrong(dataset):
-    assert make_scenario(dataset, "iid", "sym-1.0:1-1", 10).wrong.all()
+    assert draw_scenario(dataset, "iid", "sym-1.0:1-1", 10).wrong.all()
 
 
 def test_transitions_count_every_sample_of_a_client(dataset):
-    scenario = make_scenario(dataset, "iid", "asym-1.0", 6)
+    scenario = draw_scenario(dataset, "iid", "asym-1.0", 6)
     transitions = scenario.transitions
     assert transitions.shape == (6, 5, 5)
     assert transitions.sum(axis=(1, 2)).tolist() == list(scenario.sizes)
@@ -101,7 +101,7 @@ def test_transitions_count_every_sample_of_a_client(dataset):
 
 
 def test_a_subset_is_used_and_the_other_rows_keep_their_labels(dataset):
-    scenario = make_scenario(dataset, "iid", "sym-1.0", 10, samples=200)
+    scenario = draw_scenario(dataset, "iid", "sym-1.0", 10, samples=200)
     used = np.concatenate(scenario.clients)
     assert len(np.unique(used)) == len(used) == sum(scenario.sizes) == 200
     assert not np.delete(scenario.wrong, used).any()
@@ -111,30 +111,30 @@ def test_a_subset_is_used_and_the_other_rows_keep_their_labels(dataset):
 @pytest.mark.parametrize("samples", [0, 601])
 def test_a_subset_must_fit_the_data(dataset, samples):
     with pytest.raises(BadInput, match=f"from 1 to 600, .* not {samples}"):
-        make_scenario(dataset, samples=samples)
+        draw_scenario(dataset, samples=samples)
 
 
 def test_more_clients_than_samples_is_bad_input(dataset):
     with pytest.raises(BadInput, match="each of 700 clients at least 1 of 600 images"):
-        make_scenario(dataset, clients=700)
+        draw_scenario(dataset, clients=700)
 
 
 def test_one_changed_label_changes_the_fingerprint(dataset):
-    scenario = make_scenario(dataset, clients=10)
+    scenario = draw_scenario(dataset, clients=10)
     given = scenario.given.copy()
     given[17] = (given[17] + 1) % 5
     assert replace(scenario, given=given).fingerprint != scenario.fingerprint
 
 
 def test_a_row_that_moves_to_another_client_changes_the_fingerprint(dataset):
-    scenario = make_scenario(dataset, "iid", "clean", clients=2)
+    scenario = draw_scenario(dataset, "iid", "clean", clients=2)
     rows = np.concatenate(scenario.clients)
     moved = replace(scenario, clients=(rows[:299], rows[299:]))
     assert moved.fingerprint != replace(scenario, clients=(rows[:300], rows[300:])).fingerprint
 
 
 def test_a_file_that_was_moved_gives_the_same_scenario():
-    here, there = (make_scenario(toy(name=f"npz:{place}/toy.npz"), clients=10) for place in ("a", "b"))
+    here, there = (draw_scenario(toy(name=f"npz:{place}/toy.npz"), clients=10) for place in ("a", "b"))
     assert here.fingerprint == there.fingerprint
 
 
@@ -142,32 +142,32 @@ def test_the_natural_labels_are_the_labels_given():
     natural = np.random.default_rng(1).integers(0, 5, 600)
     aggregated = np.random.default_rng(2).integers(0, 5, 600)
     dataset = toy(given={"worse": natural, "aggre": aggregated})
-    scenario = make_scenario(dataset, "dir-0.5", "real", 10)
+    scenario = draw_scenario(dataset, "dir-0.5", "real", 10)
     assert np.array_equal(scenario.given, natural)
     assert np.array_equal(scenario.true, dataset.train_y)
     assert scenario.overall == pytest.approx((natural != dataset.train_y).mean())
     assert set(scenario.kinds) == {"real"}
     assert np.isnan(scenario.nominal).all()
-    assert np.array_equal(make_scenario(dataset, "iid", "real-aggre", 10).given, aggregated)
-    assert np.array_equal(make_scenario(dataset, "iid", "clean", 10).given, dataset.train_y)
+    assert np.array_equal(draw_scenario(dataset, "iid", "real-aggre", 10).given, aggregated)
+    assert np.array_equal(draw_scenario(dataset, "iid", "clean", 10).given, dataset.train_y)
 
 
 def test_an_unknown_set_of_natural_labels_names_the_nearest():
     dataset = toy(given={"worse": toy().train_y})
     with pytest.raises(BadInput, match=r"'worst' in setting 'real-worst' of toy; did you mean 'worse'\?"):
-        make_scenario(dataset, "iid", "real-worst", 10)
+        draw_scenario(dataset, "iid", "real-worst", 10)
 
 
 def test_settings_that_the_data_cannot_have_are_refused(dataset):
     with pytest.raises(BadInput, match="toy has no natural noisy labels"):
-        make_scenario(dataset, "iid", "real", 10)
+        draw_scenario(dataset, "iid", "real", 10)
     with pytest.raises(BadInput, match="toy has no superclasses"):
-        make_scenario(dataset, "iid", "asym-super-1.0", 10)
+        draw_scenario(dataset, "iid", "asym-super-1.0", 10)
 
 
 def test_superclass_noise_follows_the_superclass_map():
     dataset = toy(superclass=np.array([1, 0, 4, 2, 3]))
-    scenario = make_scenario(dataset, "iid", "asym-super-1.0", 10)
+    scenario = draw_scenario(dataset, "iid", "asym-super-1.0", 10)
     wrong = scenario.wrong
     assert wrong.any()
     assert np.array_equal(scenario.given[wrong], dataset.superclass[scenario.true[wrong]])
@@ -176,15 +176,15 @@ def test_superclass_noise_follows_the_superclass_map():
 def test_data_without_known_truth_take_only_their_own_labels():
     base = toy()
     dataset = toy(given={"noisy": base.train_y}, truth_known=False)
-    scenario = make_scenario(dataset, "iid", "real", 10)
+    scenario = draw_scenario(dataset, "iid", "real", 10)
     assert not scenario.truth_known
     assert scenario_summary(scenario)["realised"] is None
     with pytest.raises(BadInput, match="needs true labels"):
-        make_scenario(dataset, "iid", "sym-1.0", 10)
+        draw_scenario(dataset, "iid", "sym-1.0", 10)
 
 
 def test_the_description_has_a_row_for_each_client(dataset):
-    scenario = make_scenario(dataset, "shard-2", "sym-0.5", 10)
+    scenario = draw_scenario(dataset, "shard-2", "sym-0.5", 10)
     rows = client_table(scenario)
     assert [row["client"] for row in rows] == list(range(10))
     assert {row["classes"] for row in rows} == {2}
@@ -194,7 +194,7 @@ def test_the_description_has_a_row_for_each_client(dataset):
 
 @pytest.mark.parametrize("ending", ["", ".npz", ".json"])
 def test_a_saved_scenario_comes_back_equal(dataset, tmp_path, ending):
-    scenario = make_scenario(dataset, "dir-0.5", "sym-1.0", 10, seed=42, samples=500)
+    scenario = draw_scenario(dataset, "dir-0.5", "sym-1.0", 10, seed=42, samples=500)
     files = save_scenario(scenario, tmp_path / "new" / f"toy-sym-1.0{ending}")
     assert [file.name for file in files] == ["toy-sym-1.0.npz", "toy-sym-1.0.json"]
     assert sorted(file.name for file in files[0].parent.iterdir()) == ["toy-sym-1.0.json", "toy-sym-1.0.npz"]
@@ -207,7 +207,7 @@ def test_a_saved_scenario_comes_back_equal(dataset, tmp_path, ending):
 
 
 def test_an_export_has_the_noise_of_every_client(dataset, tmp_path):
-    scenario = make_scenario(dataset, "iid", "mixed-0.5", 10)
+    scenario = draw_scenario(dataset, "iid", "mixed-0.5", 10)
     npz, _ = save_scenario(scenario, tmp_path / "s")
     with np.load(npz) as arrays:
         assert arrays["kinds"].tolist() == list(scenario.kinds)
@@ -216,7 +216,7 @@ def test_an_export_has_the_noise_of_every_client(dataset, tmp_path):
 
 
 def test_an_export_without_known_truth_has_no_transitions(dataset, tmp_path):
-    scenario = replace(make_scenario(dataset, clients=10), truth_known=False)
+    scenario = replace(draw_scenario(dataset, clients=10), truth_known=False)
     npz, _ = save_scenario(scenario, tmp_path / "s")
     with np.load(npz) as arrays:
         assert "transitions" not in arrays
@@ -224,20 +224,20 @@ def test_an_export_without_known_truth_has_no_transitions(dataset, tmp_path):
 
 
 def test_natural_noise_survives_the_file(tmp_path):
-    scenario = make_scenario(toy(given={"noisy": toy().test_y.repeat(12)}), "iid", "real", 10)
+    scenario = draw_scenario(toy(given={"noisy": toy().test_y.repeat(12)}), "iid", "real", 10)
     save_scenario(scenario, tmp_path / "natural")
     assert load_scenario(tmp_path / "natural").fingerprint == scenario.fingerprint
 
 
 def test_other_data_are_refused(dataset):
-    scenario = make_scenario(dataset, clients=10)
+    scenario = draw_scenario(dataset, clients=10)
     with pytest.raises(BadInput, match=r"was made for toy .* not for this toy"):
         check_dataset(scenario, toy(total=500))
 
 
 @pytest.fixture
 def saved(dataset, tmp_path):
-    save_scenario(make_scenario(dataset, clients=10), tmp_path / "s")
+    save_scenario(draw_scenario(dataset, clients=10), tmp_path / "s")
     return tmp_path / "s"
 
 
@@ -303,4 +303,4 @@ def test_a_changed_name_is_noticed(saved):
 def test_a_folder_that_cannot_be_written_is_bad_input(dataset, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write the scenario"):
-        save_scenario(make_scenario(dataset, clients=10), tmp_path / "file" / "s")
+        save_scenario(draw_scenario(dataset, clients=10), tmp_path / "file" / "s")

@@ -10,11 +10,11 @@ from command_line import flnl
 from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 
-from flnl_bench.cli.suite import picture
+from flnl_bench.cli.suite_view import picture
 from flnl_bench.data import DATASETS
-from flnl_bench.runs.resolve import Request, describe, prepare
+from flnl_bench.runs.resolve import Request, configure, prepare
 from flnl_bench.suite import ray as on_ray
-from flnl_bench.suite.board import Board, State
+from flnl_bench.suite.board import Board, RunStatus
 from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import fedavg_samples, make_grid
 from flnl_bench.suite.ray import cpus_of, room
@@ -143,7 +143,7 @@ def test_the_folder_of_a_run_is_known_without_its_data(tmp_path):
     for dataset in ("digits", f"npz:{tmp_path}/./own.npz"):
         training = {"model": "tiny-cnn", "clients": 2}
         request = Request("fedgr/no-ema", "sym-1", dataset, "dir-1", training=training, device="cpu")
-        assert describe(request)[0] == prepare(request).config
+        assert configure(request)[0] == prepare(request).config
 
 
 def test_the_cost_is_that_of_fedavg(tmp_path):
@@ -183,8 +183,8 @@ def test_the_live_table_fits_a_small_terminal(tmp_path):
     seeds = ", ".join(map(str, range(30)))
     text = f'settings = ["clean"]\nseeds = [{seeds}]\n[ablations.gentle]\nmethod = "fedgr"\n'
     items = grid_of(text + "set = { lambda_b = 0.5 }", tmp_path)
-    broken = State("failed", 3, 12.5, 60.0, "RuntimeError: " + "long " * 20)
-    states = [broken, State("running", 4, 50.0, 60.0), *[State("waiting")] * 28]
+    broken = RunStatus("failed", 3, 12.5, 60.0, "RuntimeError: " + "long " * 20)
+    states = [broken, RunStatus("running", 4, 50.0, 60.0), *[RunStatus("waiting")] * 28]
     board = Board(dict(zip(items, states, strict=True)))
     console = Console(file=io.StringIO(), width=80, height=24, markup=False)
     console.print(picture(board, console.height))
@@ -233,7 +233,7 @@ def test_ray_gets_room_for_a_run_repeats_nothing_itself_and_is_not_asked_without
     ray, pauses = NoRay(), []
     monkeypatch.setattr(on_ray, "_import_ray", lambda: ray)
     monkeypatch.setattr(on_ray.time, "sleep", pauses.append)
-    executor = on_ray.OnRay(1, cpus=2.0)
+    executor = on_ray.RayLauncher(1, cpus=2.0)
     assert (ray.started["num_cpus"], ray.options["max_retries"], executor.room) == (2, 0, 1)
     assert executor.wait() == []
     assert pauses == [executor.tick]

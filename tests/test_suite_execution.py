@@ -89,7 +89,7 @@ class Inline:
 @pytest.fixture
 def inline(monkeypatch):
     """`suite` plays its runs in this process."""
-    monkeypatch.setattr("flnl_bench.suite.local.Local", Inline)
+    monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
 
 
 def all_rounds(out):

@@ -10,7 +10,7 @@ import numpy as np
 
 from flnl_bench.config import Training
 from flnl_bench.data import Augmentation, Dataset, load_dataset
-from flnl_bench.scenario import Scenario, make_scenario
+from flnl_bench.scenario import Scenario, draw_scenario
 
 SEED = 1
 SIZES = {  # clients, samples of each (0: digits) and epochs with which the rates of a model are measured
@@ -79,7 +79,7 @@ def make_world(dataset: Dataset, model: str, clients: int, epochs: int, **change
         weight_decay=5e-4,
         test_samples=1,  # the loops that the engine is compared with do not test
     )
-    scenario = make_scenario(dataset, partition="iid", setting="sym-1.0", clients=clients, seed=SEED)
+    scenario = draw_scenario(dataset, partition="iid", setting="sym-1.0", clients=clients, seed=SEED)
     return World(dataset, scenario, dataclasses.replace(training, **changes))
 
 

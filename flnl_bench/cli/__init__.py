@@ -11,8 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
-from flnl_bench.cli.console import note
-from flnl_bench.errors import BadInput, BrokenContract, MissingData
+from flnl_bench.cli.console import Interrupted, note
+from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData
 from flnl_bench.processes import terminate_as_interrupt
 
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
@@ -61,9 +61,9 @@ def _execute(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=arguments, prog_name="flnl-bench", standalone_mode=False)
         sys.stdout.flush()
-    except run.Interrupted as stopped:
+    except Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
-    except (run.Failed, BrokenContract) as error:
+    except (MethodFailed, BrokenContract) as error:
         return _fail(FAILED, str(error))
     except BadInput as error:
         return _fail(BAD_INPUT, str(error))

@@ -20,6 +20,10 @@ from flnl_bench.files import json_text
 FACT = 9  # width of the names of facts, so that lists below each other line up
 
 
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM in the middle of the work; says how to go on."""
+
+
 def stdout() -> Console:
     """The console for results; what users named is printed as it is."""
     return Console(highlight=False, markup=False, emoji=False)
@@ -33,6 +37,14 @@ def stderr() -> Console:
 def note(text: str) -> None:
     """One line on stderr, whatever the width of the terminal."""
     print(f"flnl-bench: {text}", file=sys.stderr, flush=True)
+
+
+def tell_problems() -> None:
+    """One line for each plugin that cannot be used."""
+    from flnl_bench.registry import default_registry
+
+    for problem in default_registry().problems:
+        note(f"warning: {problem}")
 
 
 def waiting(what: str) -> contextlib.AbstractContextManager[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,15 +78,3 @@ def parse_changes(changes: list[str], name: str = "--set") -> dict[str, str]:
             raise BadInput(f"{name} {key.strip()} is given twice")
         pairs[key.strip()] = value.strip()
     return pairs
-
-
-def check_source(scenario: Path | None, own: Mapping[str, object]) -> str:
-    """A scenario comes from a file or from its options, not from both; the setting is never guessed."""
-    given = [name for name, value in own.items() if value is not None]
-    if scenario is not None and given:
-        raise BadInput(f"--scenario fixes the federation: leave out {', '.join(given)}")
-    if scenario is None and own["--setting"] is None:
-        raise BadInput(
-            "missing option --setting, as in --setting sym-1.0 (`flnl-bench list settings` shows all)"
-        )
-    return str(own["--setting"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import print_json, reporting, stdout, table
-from flnl_bench.cli.options import check_source, option
+from flnl_bench.cli.options import option
 
 if TYPE_CHECKING:
     from flnl_bench.scenario import Scenario
@@ -31,21 +31,19 @@ def show_scenario(
     as_json: options.Json = False,
 ) -> None:
     """Print a table of the clients: size, classes, noise type, nominal and realised noise ratio."""
-    from flnl_bench.scenario import client_table, load_scenario, scenario_summary
+    from flnl_bench.scenario import client_table, scenario_summary
 
-    own = {
-        "--setting": setting,
-        "--dataset": dataset,
-        "--partition": partition,
-        "--clients": clients,
-        "--samples": samples,
-        "--seed": seed,
-    }
-    asked = check_source(file, own)
-    if file is not None:
-        scenario = load_scenario(file)
-    else:
-        scenario = _make(asked, dataset, partition, clients, samples, seed, preset, data_dir)
+    scenario = _scenario(
+        file,
+        preset,
+        data_dir,
+        setting=setting,
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        samples=samples,
+        seed=seed,
+    )
     if as_json:
         print_json({**scenario_summary(scenario), "per_client": client_table(scenario)})
     else:
@@ -73,8 +71,17 @@ def export(
     """Write a scenario as npz and json, for `run --scenario` and for other code bases."""
     from flnl_bench.scenario import save_scenario, scenario_summary
 
-    asked = check_source(None, {"--setting": setting})
-    scenario = _make(asked, dataset, partition, clients, samples, seed, preset, data_dir)
+    scenario = _scenario(
+        None,
+        preset,
+        data_dir,
+        setting=setting,
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        samples=samples,
+        seed=seed,
+    )
     paths = [str(path) for path in save_scenario(scenario, output)]
     if as_json:
         print_json({**scenario_summary(scenario), "files": paths})
@@ -83,28 +90,17 @@ def export(
     print(f"fingerprint {scenario.fingerprint}")
 
 
-def _make(
-    setting: str,
-    dataset: str | None,
-    partition: str | None,
-    clients: int | None,
-    samples: int | None,
-    seed: int | None,
-    preset: str,
-    data_dir: Path | None,
-) -> Scenario:
-    """The scenario that `run` would make of the same options."""
-    from flnl_bench.data import load_dataset
-    from flnl_bench.runs.presets import load_preset
-    from flnl_bench.runs.resolve import generate
-    from flnl_bench.scenario import parse_partition, parse_setting
+def _scenario(file: Path | None, preset: str, data_dir: Path | None, **own: Any) -> Scenario:
+    """The scenario of a file, or the one that `run` would make of the same options."""
+    from flnl_bench.runs.library import make_scenario
+    from flnl_bench.runs.resolve import check_source
+    from flnl_bench.scenario import load_scenario
 
-    name, spread, noise = dataset or "digits", parse_partition(partition or "iid"), parse_setting(setting)
-    changes = {"clients": clients, "samples": samples}
-    training = load_preset(preset).training(name, **{k: v for k, v in changes.items() if v is not None})
-    seed = 1 if seed is None else seed
-    loaded = load_dataset(name, data_dir, reporting())
-    return generate(loaded, spread.name, noise.name, training.clients, seed, training.samples, samples)
+    check_source({**own, "scenario": file}, "--")
+    if file is not None:
+        return load_scenario(file)
+    given = {name: value for name, value in own.items() if value is not None}
+    return make_scenario(**given, preset=preset, data_dir=data_dir, loading=reporting())
 
 
 def print_scenario(scenario: Scenario) -> None:

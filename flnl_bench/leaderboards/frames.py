@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.leaderboard import Leaderboard, check_metric, make_leaderboard
 from flnl_bench.leaderboards.runs import METRICS, FinishedRun, Found, read_runs
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.recorder.folder import RunFolder, flat_round
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,14 +162,3 @@ def rounds_frame(runs: pd.DataFrame) -> pd.DataFrame:
     for run in runs[[*IDENTITY, "run_dir"]].to_dict("records"):
         rows += [{**run, **flat_round(row)} for row in RunFolder(Path(run["run_dir"])).read_rounds()]
     return pd.DataFrame(rows, columns=None if rows else [*IDENTITY, "run_dir", "round"])
-
-
-def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of rounds.jsonl without nesting: the method's numbers and the diagnostics get columns."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if name in ("method", "diagnostics"):
-            flat |= {f"{name}_{key}": number for key, number in value.items()}
-        else:
-            flat[name] = value
-    return flat

@@ -119,6 +119,17 @@ def _round(values: object) -> Row:
     return row
 
 
+def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of rounds.jsonl without nesting: the method's numbers and the diagnostics get columns."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("method", "diagnostics"):
+            flat |= {f"{name}_{key}": number for key, number in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
 # -- many --------------------------------------------------------------------------------------------
 @dataclass
 class Records:

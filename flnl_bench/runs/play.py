@@ -26,7 +26,7 @@ from flnl_bench.recorder.provenance import provenance, source
 from flnl_bench.recorder.record import RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.scenario import Scenario
 
-Progress = Callable[[Mapping[str, Any]], None]  # called with each finished round
+RoundCallback = Callable[[Mapping[str, Any]], None]  # called with each finished round
 
 
 @dataclasses.dataclass
@@ -69,7 +69,7 @@ class Run:
             )
         return record if record and record.status == "done" else None
 
-    def play(self, *, fresh: bool = False, progress: Progress = lambda row: None) -> RunRecord:
+    def play(self, *, fresh: bool = False, progress: RoundCallback = lambda row: None) -> RunRecord:
         """Run or resume to the end and return the record; a finished run is only read."""
         check_views(self.method.name, self.method.views())
         folder = self.folder
@@ -79,14 +79,14 @@ class Run:
                 folder.clear()
             return self.finished() or self._play(folder, claim, progress)
 
-    def _play(self, folder: RunFolder, claim: Claim, progress: Progress) -> RunRecord:
+    def _play(self, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         engine = Engine(
             self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
         )
         with contextlib.closing(engine):
             return self._go_on(engine, folder, claim, progress)
 
-    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: Progress) -> RunRecord:
+    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists

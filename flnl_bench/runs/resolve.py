@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
-from flnl_bench.errors import require
+from flnl_bench.errors import BadInput, require
 from flnl_bench.models import find_model
 from flnl_bench.registry import Registry, default_registry, values_of
 from flnl_bench.runs.presets import Preset, load_preset
 from flnl_bench.scenario import (
     Scenario,
     check_dataset,
+    draw_scenario,
     load_scenario,
-    make_scenario,
     parse_partition,
     parse_setting,
 )
@@ -26,6 +26,9 @@ from flnl_bench.scenario import (
 if TYPE_CHECKING:
     from flnl_bench.api import Method
     from flnl_bench.runs.play import Run
+
+
+SCENARIO_OPTIONS = ("setting", "dataset", "partition", "clients", "samples")
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,30 @@ class Request:
     label: str | None = None  # what a suite calls it; changes no number
 
 
+def check_source(given: Mapping[str, object], dashes: str = "") -> None:
+    """A scenario comes from a file or from its options, not from both; the setting is never guessed.
+
+    Args:
+        given: options of a run by name; what is not given is None or missing.
+        dashes: what the user writes before a name.
+    """
+    own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
+    if given.get("scenario") is not None and own:
+        raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")
+    if given.get("scenario") is None and given.get("setting") is None:
+        option = f"{dashes}setting"
+        raise BadInput(
+            f"missing option {option}, as in {option} sym-1.0 (`flnl-bench list settings` shows all)"
+        )
+
+
 @functools.lru_cache(maxsize=1)
-def _dataset(name: str, data_dir: Path | None, progress: LoadProgress | None) -> Dataset:
+def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | None = None) -> Dataset:
+    """A data set; the latest stays in memory for the next run."""
     return load_dataset(name, data_dir, progress)
 
 
-def describe(
+def configure(
     request: Request,
     registry: Registry | None = None,
     given: Scenario | None = None,
@@ -129,9 +150,9 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
     from flnl_bench.runs.play import Run
 
     given = load_scenario(request.scenario) if request.scenario else None
-    config, method = describe(request, registry, given)
+    config, method = configure(request, registry, given)
     check_precision(config.device, config.training.precision)
-    dataset = _dataset(config.dataset, request.data_dir, progress)
+    dataset = cached_dataset(config.dataset, request.data_dir, progress)
     if given:
         check_dataset(given, dataset)
     scenario = given or federate(request, config, dataset)
@@ -162,6 +183,6 @@ def generate(
     require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
     if samples is not None and samples >= most:
         samples = None
-    return make_scenario(
+    return draw_scenario(
         dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples
     )

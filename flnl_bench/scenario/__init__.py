@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flnl_bench.scenario.noise import NOISES, NoiseKind, NoisyClient, Setting, parse_setting
 from flnl_bench.scenario.partition import PARTITIONS, Parameter, Partition, PartitionKind, parse_partition
-from flnl_bench.scenario.scenario import Scenario, client_table, make_scenario, scenario_summary
+from flnl_bench.scenario.scenario import Scenario, client_table, draw_scenario, scenario_summary
 from flnl_bench.scenario.store import check_dataset, load_scenario, save_scenario
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "Setting",
     "check_dataset",
     "client_table",
+    "draw_scenario",
     "load_scenario",
-    "make_scenario",
     "parse_partition",
     "parse_setting",
     "save_scenario",

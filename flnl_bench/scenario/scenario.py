@@ -73,7 +73,7 @@ class Scenario:
         return hasher.hexdigest()
 
 
-def make_scenario(
+def draw_scenario(
     dataset: Dataset,
     partition: str = "iid",
     setting: str = "sym-1.0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ STATES = ("done", "running", "waiting", "failed")
 
 
 @dataclass(frozen=True)
-class State:
+class RunStatus:
     """One run at one moment."""
 
     status: str  # one of STATES
@@ -29,7 +29,7 @@ class State:
     error: str | None = None
 
 
-def look(item: Item) -> State:
+def look(item: Item) -> RunStatus:
     """The state of a run, from its files."""
     folder = item.folder
     record, row = folder.read(), folder.last_round()
@@ -38,17 +38,20 @@ def look(item: Item) -> State:
     else:
         status = "running" if owner(folder.path) else "waiting"
     error = record.error if record else None
-    return State(status, row["round"] + 1, row["accuracy"], row["seconds"], error) if row else State(status)
+    if row is None:
+        return RunStatus(status, error=error)
+    return RunStatus(status, row["round"] + 1, row["accuracy"], row["seconds"], error)
 
 
 @dataclass
 class Board:
     """The states of all runs of a suite."""
 
-    states: dict[Item, State]
+    states: dict[Item, RunStatus]
     jobs: int = 1
     done_before: int = 0
     fresh: bool = False  # what is there is removed before anything is played
+    warnings: Sequence[str] = ()  # what should be said before anything is played
 
     @classmethod
     def of(
@@ -58,10 +61,11 @@ class Board:
         states = {item: look(item) for item in items}
         for item, state in states.items():
             if fresh and state.status != "running":
-                states[item] = State("waiting")
+                states[item] = RunStatus("waiting")
             elif retry_failed and state.status == "failed":
-                states[item] = State("waiting", state.rounds)
-        return cls(states, jobs, sum(state.status == "done" for state in states.values()), fresh)
+                states[item] = RunStatus("waiting", state.rounds)
+        done = sum(state.status == "done" for state in states.values())
+        return cls(states, jobs, done, fresh, () if fresh else other_code(states))
 
     def having(self, *statuses: str) -> list[Item]:
         """The runs in these states, in the order of the suite."""
@@ -89,8 +93,8 @@ class Board:
         return rounds * pace.get(item.config.method, usual)
 
 
-def other_code(items: Iterable[Item]) -> dict[str, int]:
-    """By method, how many of these runs are there and made by other code of it than there is now."""
+def other_code(items: Iterable[Item]) -> list[str]:
+    """A warning for each method some of whose runs were made by other code than there is now."""
     from flnl_bench.recorder.provenance import source
 
     registry, counts = default_registry(), Counter[str]()
@@ -99,7 +103,10 @@ def other_code(items: Iterable[Item]) -> dict[str, int]:
         record = item.folder.read()
         if record and record.sources - {now(item.config.method)}:
             counts[item.config.method] += 1
-    return counts
+    return [
+        f"the code of {method} has changed since {count} of the runs were begun; --fresh starts all anew"
+        for method, count in counts.items()
+    ]
 
 
 def suite_object(suite: Suite, board: Board, out: Path) -> dict[str, Any]:
@@ -123,7 +130,7 @@ def cost(items: list[Item]) -> int | None:
     return sum(known) if len(known) == len(each) else None
 
 
-def run_object(item: Item, state: State) -> dict[str, Any]:
+def run_object(item: Item, state: RunStatus) -> dict[str, Any]:
     """One run."""
     record = item.folder.read()
     summary = record.summary if record and state.status == "done" else None

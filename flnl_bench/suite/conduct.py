@@ -1,4 +1,4 @@
-"""Conduct a suite: hand runs to an executor, follow them in their folders, try lost ones again."""
+"""Conduct a suite: hand runs to a launcher, follow them in their folders, try lost ones again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flnl_bench.errors import BadInput, one_line
 from flnl_bench.recorder.claim import Busy, claimed, owner
 from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.runs.resolve import Request, prepare
-from flnl_bench.suite.board import Board, State, look
+from flnl_bench.suite.board import Board, RunStatus, look
 from flnl_bench.suite.grid import Item
 
 CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
@@ -69,7 +69,7 @@ def job_of(item: Item, retry_failed: bool) -> Job:
     return Job(request, item.folder.path.absolute(), retry_failed)
 
 
-class Executor(Protocol):
+class Launcher(Protocol):
     """Something that plays runs: processes, a Ray cluster, a Slurm cluster."""
 
     tick: float  # seconds between two looks at the runs
@@ -84,21 +84,22 @@ class Executor(Protocol):
         """Stop the workers now, in a way that their runs can go on later; called once, at the end, too."""
 
 
-def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) -> None:
+def conduct(board: Board, launcher: Launcher, watch: Callable[[Board], None]) -> None:
     """Play all runs that wait; returns when every run is done or failed.
 
     Runs that another suite works on are waited for, and taken over if it dies. What a fresh suite finds
     is removed before its first run, so that the same suite, not fresh, goes on with it after a stop.
     """
-    if board.fresh:
-        clear(list(board.states))
     losses: Counter[Item] = Counter()
     reached = {item: state.rounds for item, state in board.states.items()}
     handed = set(board.having("waiting"))
     try:
-        executor.submit(board.having("waiting"))
+        if board.fresh:
+            clear(list(board.states))
+        watch(board)
+        launcher.submit(board.having("waiting"))
         while board.having("waiting", "running"):
-            for item, outcome in executor.wait():
+            for item, outcome in launcher.wait():
                 handed.discard(item)
                 if outcome.status == "lost":
                     rounds = look(item).rounds
@@ -112,10 +113,10 @@ def conduct(board: Board, executor: Executor, watch: Callable[[Board], None]) ->
                     board.states[item] = state
             free = [item for item in board.having("waiting") if item not in handed]
             handed.update(free)
-            executor.submit(free)
+            launcher.submit(free)
             watch(board)
     finally:
-        executor.stop()
+        launcher.stop()
 
 
 def clear(items: Sequence[Item]) -> None:
@@ -129,7 +130,7 @@ def clear(items: Sequence[Item]) -> None:
             folder.clear()
 
 
-def _settled(item: Item, outcome: Outcome, losses: int) -> State:
+def _settled(item: Item, outcome: Outcome, losses: int) -> RunStatus:
     """The state after a worker has let go of a run."""
     state = look(item)
     if outcome.status == "failed":

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import Training
+from flnl_bench.config import TRAINING, as_set, training_changes
 from flnl_bench.errors import BadInput, unknown
 
 AXES = {
@@ -55,8 +52,7 @@ class Suite:
 def read_suite(path: Path) -> Suite:
     """Read and check a suite file; every complaint names it."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _suite(table, path.stem)
+        return make_suite(tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
     except FileNotFoundError:
         raise BadInput(f"there is no suite file {path}") from None
     except IsADirectoryError:
@@ -67,7 +63,9 @@ def read_suite(path: Path) -> Suite:
         raise BadInput(f"{path}: {error}") from None
 
 
-def _suite(table: dict[str, Any], stem: str) -> Suite:
+def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
+    """Check what a suite file holds, as a dictionary; `name` is for one that has none of its own."""
+    table = dict(table)
     _check_keys(table, KEYS, "key")
     for key in ("name", "description", "preset"):
         _require(isinstance(table.get(key, ""), str), key, "a text")
@@ -82,7 +80,7 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
     variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))
     _require(bool(methods or variations), "methods", "given, unless there are ablations or sweeps")
     return Suite(
-        name=table.get("name", stem),
+        name=table.get("name", name),
         description=table.get("description", ""),
         methods=methods,
         training=_training(table.get("training", {})),
@@ -95,6 +93,8 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
 def _axis(values: Any, key: str) -> tuple[Any, ...]:
     """A list without repetition, of whole numbers for the seeds and of names for the others."""
     seeds = key == "seeds"
+    if isinstance(values, tuple | range):  # from Python
+        values = list(values)
     what = "whole numbers from 0" if seeds else "names"
     _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
     good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)
@@ -105,17 +105,12 @@ def _axis(values: Any, key: str) -> tuple[Any, ...]:
 
 
 def _training(values: dict[str, Any]) -> dict[str, Any]:
-    """Changes of the protocol, of the types that Training declares."""
-    hints = typing.get_type_hints(Training)
-    _check_keys(values, [field.name for field in dataclasses.fields(Training)], "key", "[training]")
-    for key, value in values.items():
-        kinds = typing.get_args(hints[key]) if isinstance(hints[key], types.UnionType) else (hints[key],)
-        fits = type(value) in kinds or (type(value) is int and float in kinds)
-        _require(fits, f"training.{key}", f"of type {kinds[0].__name__}, not {value!r}")
-    return values
+    """Changes of the protocol."""
+    _check_keys(values, TRAINING, "key", "[training]")
+    return training_changes(values, "training.")
 
 
-def _variations(table: dict[str, Any], key: str) -> list[Variation]:
+def _variations(table: Mapping[str, Any], key: str) -> list[Variation]:
     """The named tables of ablations or sweeps: `method` and `set`; only sweeps may list values."""
     found = []
     for name, values in table.get(key, {}).items():
@@ -134,20 +129,14 @@ def _variations(table: dict[str, Any], key: str) -> list[Variation]:
 
 
 def _listed(value: Any, where: str) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
+    values = value if isinstance(value, list | tuple) else [value]
     _require(len(values) > 0, where, "a value or a list of values")
-    return tuple(_text(each, where) for each in values)
+    return tuple(as_set(each, where) for each in values)
 
 
 def _texts(values: Any, where: str) -> dict[str, str]:
     _require(isinstance(values, dict), where, "a table")
-    return {key: _text(value, f"{where}.{key}") for key, value in values.items()}
-
-
-def _text(value: Any, where: str) -> str:
-    """A value as `--set` takes it."""
-    _require(isinstance(value, str | int | float), where, "a number, a text, true or false")
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {key: as_set(value, f"{where}.{key}") for key, value in values.items()}
 
 
 def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], what: str, where: str = "") -> None:

@@ -12,7 +12,7 @@ from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
-from flnl_bench.runs.resolve import Request, changed_values, describe
+from flnl_bench.runs.resolve import Request, changed_values, configure
 from flnl_bench.suite.file import Suite, Variation
 
 
@@ -86,7 +86,7 @@ def make_grid(
                 out=out,
                 label=ablation,
             )
-            config, _ = describe(request, registry, device=device)
+            config, _ = configure(request, registry, device=device)
             item = Item(ablation or _label(config, registry), request, config)
             items.setdefault(item.folder.path, item)
     return list(items.values())

@@ -15,7 +15,7 @@ from flnl_bench.suite.conduct import Outcome, job_of, work
 from flnl_bench.suite.grid import Item
 
 
-class OnRay:
+class RayLauncher:
     """Tasks with a share of a CPU and of a GPU; whether a lost one is repeated is not Ray's to say."""
 
     tick = 2.0

@@ -22,7 +22,7 @@ CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine,
 MINUTES = 24 * 60  # limit of a run's time, unless `--slurm time=MINUTES` is given; it goes on in a next job
 
 
-class OnSlurm:
+class SlurmLauncher:
     """One array job a hand-over, one task a run; logs are in `.slurm` of the results folder."""
 
     tick = 5.0
