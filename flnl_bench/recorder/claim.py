@@ -98,7 +98,7 @@ class Claim:
             raise _busy(self.folder)
 
     def release(self) -> None:
-        """Let go."""
+        """Let go of the run, unless another process has taken it over."""
         self._released.set()
         if _read(self.path) == self.about:
             self.path.unlink(missing_ok=True)
