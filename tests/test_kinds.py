@@ -35,7 +35,7 @@ from flnl_bench.models import MODELS, find_model, make_network
 from flnl_bench.registry import load_registry
 from flnl_bench.runs.presets import load_preset
 from flnl_bench.runs.resolve import protocol
-from flnl_bench.scenario import NOISES, PARTITIONS, make_scenario, parse_partition, parse_setting
+from flnl_bench.scenario import NOISES, PARTITIONS, draw_scenario, parse_partition, parse_setting
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
@@ -117,7 +117,7 @@ def test_a_plugin_adds_one_of_each_kind(install):
     install(toy=plugin(**TOY))
     dataset = load_dataset("stripes")
     assert dataset.name == "stripes"
-    scenario = make_scenario(dataset, "ordered", "ones-0.5:0.3-0.4", clients=4)
+    scenario = draw_scenario(dataset, "ordered", "ones-0.5:0.3-0.4", clients=4)
     assert scenario.setting == "ones-0.5:0.3-0.4"
     assert [rows.tolist() for rows in scenario.clients] == np.arange(40).reshape(4, 10).tolist()
     assert sorted(scenario.kinds) == ["clean", "clean", "ones", "ones"]
@@ -194,7 +194,7 @@ def test_kinds_can_draw_among_others_and_share_a_stream(install):
     mix = NoiseKind("blend", "help", among=("ones", "common", "sym"))
     common = NoiseKind("common", "help", shared_class)
     install(toy=plugin(**{**TOY, "noises": [*TOY["noises"], mix, common]}))
-    scenario = make_scenario(load_dataset("stripes"), "iid", "blend-1.0", clients=20)
+    scenario = draw_scenario(load_dataset("stripes"), "iid", "blend-1.0", clients=20)
     assert set(scenario.kinds) == {"ones", "common", "sym"}
     shared = [scenario.given[rows] for rows, kind in zip(scenario.clients, scenario.kinds, strict=True)
               if kind == "common"]  # fmt: skip
@@ -287,13 +287,13 @@ def test_labels_that_do_not_fit_are_told_with_the_name_of_the_noise(install, lab
     with pytest.raises(
         BrokenContract, match="noise 'odd': labels must give 10 whole numbers from 0 to 3, not"
     ):
-        make_scenario(stripes(None, None), "iid", "odd-1.0", clients=4)
+        draw_scenario(stripes(None, None), "iid", "odd-1.0", clients=4)
 
 
 def test_an_unknown_class_is_told(install):
     install(toy=plugin(noises=[NoiseKind("odd", "help", lambda client: client.true + 3)]))
     with pytest.raises(BrokenContract, match=r"labels must give 10 whole numbers from 0 to 3, not \[[456]\]"):
-        make_scenario(stripes(None, None), "iid", "odd-1.0", clients=4)
+        draw_scenario(stripes(None, None), "iid", "odd-1.0", clients=4)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_an_error_inside_an_entry_names_it_and_its_line(install):
     install(toy=plugin(noises=[noise], models=[model], datasets=[data]))
     place = r"KeyError: 'gone' \(test_kinds\.py:\d+ in crashing\)"
     with pytest.raises(BrokenContract, match=f"^noise 'odd': {place}$"):
-        make_scenario(stripes(None, None), "iid", "odd-1.0", clients=4)
+        draw_scenario(stripes(None, None), "iid", "odd-1.0", clients=4)
     with pytest.raises(BrokenContract, match=f"^model 'odd': {place}$"):
         make_network("odd", channels=1, classes=2)
     with pytest.raises(BrokenContract, match=f"^data set 'odd': {place}$"):
