@@ -19,6 +19,7 @@ from flnl_bench import cli
 from flnl_bench.config import TRAINING
 from flnl_bench.registry import default_registry
 from flnl_bench.runs.library import OPTIONS
+from flnl_bench.runs.play import Run
 
 SMALL = {"rounds": 3, "clients": 4, "epochs": 1, "samples": 200, "fraction": 0.5}  # as TINY
 GRID = {"methods": ["fedavg", "fedprox"], "settings": ["sym-1.0"], "seeds": (1,), "training": SMALL}
@@ -44,6 +45,16 @@ def test_what_the_command_has_finished_is_found_and_only_fresh_runs_it_again(tmp
     assert fb.run("fedavg", "sym-1.0", out=str(tmp_path), **SMALL).summary.seconds == seconds
     again = fb.run("fedavg", "sym-1.0", out=tmp_path, fresh=True, **SMALL)
     assert again.summary.seconds != seconds
+
+
+def test_a_run_that_was_made_by_other_code_is_told_unless_it_is_made_anew(tmp_path, monkeypatch, recwarn):
+    asked = {"out": tmp_path, **SMALL}
+    fb.run("fedavg", "clean", **asked)
+    monkeypatch.setattr(Run, "code_changed", True)
+    fb.run("fedavg", "clean", fresh=True, **asked)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="the code of fedavg has changed since"):
+        fb.run("fedavg", "clean", **asked)
 
 
 def test_nothing_is_printed_and_every_round_is_called_back(tmp_path, capfd):

@@ -91,7 +91,7 @@ def run(
 
     What is not given comes from the preset. An interrupted run goes on where it stopped.
     """
-    asked = dict(locals())
+    asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["set"] = parse_changes(set or [])
     chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds"))
     del asked["fresh"], asked["as_json"]

@@ -43,7 +43,7 @@ def suite(
 
     Several may work on one folder at once.
     """
-    asked = dict(locals())
+    asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["slurm"] = parse_changes(slurm or [], "--slurm")
     del asked["file"], asked["as_json"]
     from flnl_bench.cli.suite_view import print_end, print_plan, tell_failures, watching

@@ -118,7 +118,7 @@ def run(
         MissingData: the data set is not there and could not be fetched.
         MethodFailed: the method has a mistake; the message names file and line.
     """
-    options = dict(locals())
+    options = dict(locals())  # before there are other names
     del options["seed"]
     (result,) = run_seeds(seeds=[seed], **options)
     return result
