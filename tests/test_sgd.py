@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flnl_bench.engine.sgd import Optimiser
+from flnl_bench.engine.sgd import SGD
 
 
 def network():
@@ -29,7 +29,7 @@ def trained(model, optimiser, steps=5):
 def test_every_bit_is_that_of_torch(momentum, weight_decay):
     settings = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
     ours, theirs = network(), network()
-    mine = trained(ours, Optimiser(**settings).start(ours.named_parameters()))
+    mine = trained(ours, SGD(ours.named_parameters(), **settings))
     expected = trained(theirs, torch.optim.SGD(theirs.parameters(), **settings, fused=True))
     assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
     start = list(network().parameters())
@@ -39,7 +39,7 @@ def test_every_bit_is_that_of_torch(momentum, weight_decay):
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_parameter_without_a_gradient_is_not_even_decayed(momentum):
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimiser = Optimiser(0.1, momentum, 0.5).start({"unused": unused, "used": used}.items())
+    optimiser = SGD({"unused": unused, "used": used}.items(), 0.1, momentum, 0.5)
     for _ in range(2):
         optimiser.zero_grad()
         used.sum().backward()
@@ -51,7 +51,7 @@ def test_a_parameter_without_a_gradient_is_not_even_decayed(momentum):
 def test_momentum_waits_while_a_parameter_has_no_gradient():
     # v = 1, then no gradient, then v = 0.5·1 + 1: w = 0 − 0.1·1 − 0.1·1.5.
     w = nn.Parameter(torch.zeros(1))
-    optimiser = Optimiser(0.1, 0.5, 0.0).start([("w", w)])
+    optimiser = SGD([("w", w)], 0.1, 0.5)
     for gradient in (1.0, None, 1.0):
         w.grad = None if gradient is None else torch.full((1,), gradient)
         optimiser.step()
@@ -59,14 +59,14 @@ def test_momentum_waits_while_a_parameter_has_no_gradient():
 
 
 def test_nothing_to_train_is_no_error():
-    Optimiser(0.1, 0.5, 0.0).start([("w", nn.Parameter(torch.zeros(1)))]).step()
+    SGD([("w", nn.Parameter(torch.zeros(1)))], 0.1, 0.5).step()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_part_that_is_held_keeps_its_weights_and_its_velocity(momentum):
     model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
     alone = copy.deepcopy(model)
-    optimisers = [Optimiser(0.1, momentum, 0.5).start(net.named_parameters()) for net in (model, alone)]
+    optimisers = [SGD(net.named_parameters(), 0.1, momentum, 0.5) for net in (model, alone)]
     for flag in (False, True, False):
         for net, optimiser in zip((model, alone), optimisers, strict=True):
             optimiser.zero_grad()

@@ -33,7 +33,7 @@ from flnl_bench.data.dataset import Augmentation
 from flnl_bench.engine.contract import as_losses, as_message, as_part, as_portions, as_state, check_plain
 from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, to_cpu
 from flnl_bench.engine.images import FederatedImages, as_images
-from flnl_bench.engine.sgd import Optimiser
+from flnl_bench.engine.sgd import SGD
 from flnl_bench.engine.views import Views
 from flnl_bench.models.network import Cost, Network
 from flnl_bench.streams import stream
@@ -97,11 +97,9 @@ class WorkerSpec:
                 views=Views(self.augmentation, self.mean, self.std, device),
                 device=device,
             ),
-            optimiser=Optimiser(self.training.lr, self.training.momentum, self.training.weight_decay),
+            training=self.training,
             model=copy.deepcopy(self.model).to(device).to(memory_format=MEMORY_FORMAT),
             seed=self.seed,
-            autocasts=self.training.precision == "bfloat16",
-            compile_mode=COMPILE_MODES[self.training.compile],
         )
 
 
@@ -112,11 +110,9 @@ class ClientWorker:
     method: Method
     terms: Terms
     images: FederatedImages
-    optimiser: Optimiser
+    training: Training
     model: nn.Module  # trained in place for each client in turn
     seed: int
-    autocasts: bool = False  # networks compute in bfloat16
-    compile_mode: str | None = None  # of torch.compile for the networks that train; None: do not compile
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
@@ -126,9 +122,10 @@ class ClientWorker:
         self._frozen: list[nn.Module] = []
         self._used = 0
         self._meter(self.model)
-        if self.compile_mode:
+        mode = COMPILE_MODES[self.training.compile]
+        if mode:
             for network in _networks(self.model):
-                network.backbone.compile(mode=self.compile_mode)
+                network.backbone.compile(mode=mode)
         self._live = network_weights(self.model)
         self._sent = sent_weights(self.method, self.model)
 
@@ -182,7 +179,8 @@ class ClientWorker:
         model, method, who = self.model, self.method, self.method.name
         self._load(weights, client.state)
         method.on_receive(model, client)
-        optimiser = self.optimiser.start(model.named_parameters())
+        protocol = self.training
+        optimiser = SGD(model.named_parameters(), protocol.lr, protocol.momentum, protocol.weight_decay)
         total = torch.zeros((), device=self.device)  # summed on the device: reading it would wait
         count = 0
         model.train()
@@ -237,7 +235,7 @@ class ClientWorker:
 
     def _meter(self, model: nn.Module) -> None:
         for network in _networks(model):
-            network.meter, network.autocasts = self.cost, self.autocasts
+            network.meter, network.autocasts = self.cost, self.training.precision == "bfloat16"
 
     @torch.no_grad()
     def _load(self, weights: Weights, state: State) -> None:

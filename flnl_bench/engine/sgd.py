@@ -7,34 +7,27 @@ torch._dynamo, which takes longer than importing torch, and its wrappers cost a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
-class Optimiser:
-    """The settings of local SGD; a fresh one is started for every client and round.
+class SGD:
+    """The optimiser of one client in one round; parameters without a gradient are left alone.
 
     Momentum is not kept between rounds: a client starts from averaged weights, to which its old velocity
     does not belong.
     """
 
-    lr: float
-    momentum: float
-    weight_decay: float
-
-    def start(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> SGD:
-        """An SGD with empty momentum over named parameters."""
-        return SGD(dict(parameters), self)
-
-
-class SGD:
-    """One client's optimiser; parameters without a gradient are left alone."""
-
-    def __init__(self, parameters: dict[str, nn.Parameter], settings: Optimiser) -> None:
-        self.parameters, self.settings = parameters, settings
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._momenta: dict[str, Tensor] = {}
 
     def zero_grad(self) -> None:
@@ -61,7 +54,7 @@ class SGD:
         if not live:
             return
         momenta: list[Tensor] = []
-        if self.settings.momentum:
+        if self.momentum:
             for name in live.keys() - self._momenta.keys():
                 self._momenta[name] = torch.zeros_like(live[name])  # makes the first step like any other
             momenta = [self._momenta[name] for name in live]
@@ -70,9 +63,9 @@ class SGD:
             list(live.values()),
             [p.grad for p in live.values() if p.grad is not None],
             momenta,
-            weight_decay=self.settings.weight_decay,
-            momentum=self.settings.momentum,
-            lr=self.settings.lr,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
