@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flnl_bench.errors import BadInput
+from flnl_bench.config import Training
+from flnl_bench.errors import BadInput, unknown
 
 SCENARIO, PROTOCOL, METHOD = "Scenario", "Protocol", "Method"
-PLACE, FILES = "Where it computes", "Files and output"
+DEVICES, FILES = "Where it computes", "Files and output"
 
 
 def option(panel: str, metavar: str, text: str, *names: str, default: str | bool = True, **more: Any) -> Any:
@@ -65,6 +68,20 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise BadInput(f"--seeds {seeds!r}: a seed is there twice")
     return numbers
+
+
+def parse_training(changes: list[str], asked: Mapping[str, object]) -> dict[str, Any]:
+    """The values of --training, of the types that the protocol declares; not those that are `asked` for."""
+    from flnl_bench.registry import parse_value
+
+    kinds, values = typing.get_type_hints(Training), {}
+    for key, text in parse_changes(changes, "--training").items():
+        if key not in kinds:
+            raise unknown("value of the protocol", key, kinds, "--training")
+        if asked.get(key) is not None:
+            raise BadInput(f"--training {key} and --{key.replace('_', '-')} are both given; use one of them")
+        values[key] = parse_value(f"--training {key}", text, kinds[key])
+    return values
 
 
 def parse_changes(changes: list[str], name: str = "--set") -> dict[str, str]:

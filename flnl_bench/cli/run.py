@@ -16,15 +16,16 @@ from flnl_bench.cli.console import (
     watching,
 )
 from flnl_bench.cli.options import (
+    DEVICES,
     FILES,
     METHOD,
-    PLACE,
     PROTOCOL,
     SCENARIO,
     flag,
     option,
     parse_changes,
     parse_seeds,
+    parse_training,
 )
 from flnl_bench.cli.outcome import divergence
 from flnl_bench.recorder.folder import RunFolder
@@ -61,11 +62,6 @@ def run(
     epochs: Annotated[int | None, protocol("E", "Local epochs.")] = None,
     batch_size: Annotated[int | None, protocol("B", "Local batch size.")] = None,
     lr: Annotated[float | None, protocol("X", "Local learning rate.")] = None,
-    momentum: Annotated[float | None, protocol("X", "Momentum of the local SGD.")] = None,
-    weight_decay: Annotated[float | None, protocol("X", "Weight decay of the local SGD.")] = None,
-    test_samples: Annotated[
-        int | None, protocol("N", "Test on a random subset of so many images, the same for every seed.")
-    ] = None,
     model: Annotated[str | None, protocol("NAME", "Network; `list models`.")] = None,
     norm: Annotated[str | None, protocol("NAME", "Normalisation: batch or group.")] = None,
     pretrained: Annotated[
@@ -75,12 +71,16 @@ def run(
     compile: Annotated[
         str | None, protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
     ] = None,
-    device: Annotated[str, option(PLACE, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    training: Annotated[
+        list[str] | None,
+        protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),
+    ] = None,
+    device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
     devices: Annotated[
-        str | None, option(PLACE, "LIST", "Devices for the clients of a round, as cuda:0,cuda:1.")
+        str | None, option(DEVICES, "LIST", "Devices for the clients of a round, as cuda:0,cuda:1.")
     ] = None,
     workers: Annotated[
-        int | None, option(PLACE, "N", "Processes that share the clients of a round.", min=1)
+        int | None, option(DEVICES, "N", "Processes that share the clients of a round.", min=1)
     ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
@@ -93,6 +93,7 @@ def run(
     """
     asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["set"] = parse_changes(set or [])
+    asked |= parse_training(asked.pop("training") or [], asked)
     chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds"))
     del asked["fresh"], asked["as_json"]
     runs = prepare(chosen, asked)

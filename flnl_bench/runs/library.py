@@ -59,9 +59,6 @@ def run(
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
-    momentum: float | None = None,
-    weight_decay: float | None = None,
-    test_samples: int | None = None,
     model: str | None = None,
     norm: str | None = None,
     pretrained: bool | None = None,
@@ -75,6 +72,7 @@ def run(
     fresh: bool = False,
     progress: RoundCallback | None = None,
     loading: Loading | None = None,
+    **training: Any,
 ) -> RunResult:
     """Run a method on a scenario, or go on with it; a finished run is found, not run again.
 
@@ -96,9 +94,6 @@ def run(
         epochs: local epochs.
         batch_size: local batch size.
         lr: local learning rate.
-        momentum: of the local SGD.
-        weight_decay: of the local SGD.
-        test_samples: test on a random subset of so many images.
         model: the network.
         norm: its normalisation, "batch" or "group".
         pretrained: start from ImageNet weights (resnet50).
@@ -112,6 +107,7 @@ def run(
         fresh: start anew, even if the run is finished.
         progress: called with each finished round, as a row of rounds.jsonl.
         loading: called as (what, done, total) while a large data set is decoded.
+        training: any other value of the protocol, as in momentum=0.9.
 
     Raises:
         BadInput: something asked for is not possible; the message says what is.
@@ -119,6 +115,7 @@ def run(
         MethodFailed: the method has a mistake; the message names file and line.
     """
     options = dict(locals())  # before there are other names
+    options |= options.pop("training")
     del options["seed"]
     (result,) = run_seeds(seeds=[seed], **options)
     return result
