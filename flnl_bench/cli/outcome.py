@@ -19,9 +19,10 @@ SHARED = [name for name in NAMES if name != "seed"]
 def as_object(record: RunRecord, folder: Path) -> dict[str, Any]:
     """One finished run as one flat JSON object."""
     assert record.summary is not None
+    summary = dataclasses.asdict(record.summary)
     return {
         **record.config.names,
-        **dataclasses.asdict(record.summary),
+        **{name: value for name, value in summary.items() if name not in ("final", "diverged")},
         "resumed": record.resumed,
         "scenario": record.scenario.fingerprint,
         "run_dir": str(folder),
