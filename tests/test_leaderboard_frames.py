@@ -219,7 +219,7 @@ def test_a_name_of_several_rows_is_refused_before_anything_is_written(tmp_path):
     write_run(tmp_path, "fedprox", "sym-1.0", hyperparameters={"mu": 1.0}, partition="dir-0.3")
     for mu in (0.1, 1.0):
         write_run(tmp_path, "fedprox", "sym-1.0", hyperparameters={"mu": mu})
-    with pytest.raises(BadInput, match="has 2 such rows; choose one of 'fedprox mu=0.1', 'fedprox mu=1'"):
+    with pytest.raises(BadInput, match=r"has 2 such rows; choose one of 'fedprox mu=0\.1', 'fedprox mu=1'"):
         leaderboard(tmp_path, against="fedprox")
 
 
