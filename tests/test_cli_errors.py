@@ -32,7 +32,10 @@ def refused(*arguments, code=2) -> str:
         (["--preset", "quik"], "unknown preset 'quik'; did you mean 'quick'?"),
         (["--model", "tiny-cn"], "did you mean 'tiny-cnn'?"),
         (["--norm", "grup"], "did you mean 'group'?"),
-        (["--training", "momentun=1"], "unknown value of the protocol 'momentun' in --training; did you mean"),
+        (
+            ["--training", "momentun=1"],
+            "unknown value of the protocol 'momentun' in --training",
+        ),
         (["--training", "momentum=x"], "--training momentum=x: expected a number"),
         (["--training", "lr=1", "--lr", "1"], "--training lr and --lr are both given"),
         (["--pretrained"], "ImageNet weights are there for --model resnet50"),

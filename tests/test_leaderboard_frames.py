@@ -15,7 +15,6 @@ import typer.main
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
-import flnl_bench
 from flnl_bench.cli import app
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, Format
@@ -247,21 +246,6 @@ def test_a_leaderboard_without_frames_needs_no_heavy_library(folder):
     )
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-def test_the_examples_of_the_page_work(folder, tmp_path, monkeypatch):
-    folder.rename(tmp_path / "results")
-    monkeypatch.chdir(tmp_path)
-    for function in (load_results, leaderboard):
-        monkeypatch.setattr(flnl_bench, function.__name__, function, raising=False)
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (DOCS / "python-leaderboard-part.md").read_text(), re.M | re.S
-    )
-    names = {}
-    for block in blocks:
-        exec(block.replace("results/runs", "results"), names)
-    assert len(blocks) == 4
-    assert set(names["frame"].label) == {"fedavg", "fedgr"}
 
 
 # -- the table of formats ----------------------------------------------------------------------------
