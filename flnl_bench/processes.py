@@ -43,9 +43,9 @@ def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[BaseProc
     ours, theirs = context.Pipe()
     worker = context.Process(target=_serve, args=(target, theirs, *arguments), daemon=True)
     try:
-        with _inherited_by_children():
+        with _stops_deferred(), _inherited_by_children():
             worker.start()
-    except BaseException:  # Ctrl-C waits for the end of the mask, and nobody else knows the worker yet
+    except BaseException:  # Ctrl-C waited for the end of the start, and nobody else knows the worker yet
         if worker.pid:
             worker.kill()
         raise
@@ -56,6 +56,26 @@ def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[BaseProc
 def hear_termination() -> None:
     """Let SIGTERM through to this worker, also one that was sent while it started."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@contextlib.contextmanager
+def _stops_deferred() -> Iterator[None]:
+    """Act on STOPS only afterwards: in the middle of a start, a child would be left without its orders.
+
+    The mask below is not enough: another thread of this process may take the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only that one handles signals
+        yield
+        return
+    came: list[int] = []
+    before = {stop: signal.signal(stop, lambda number, _: came.append(number)) for stop in STOPS}
+    try:
+        yield
+    finally:
+        for stop, handler in before.items():
+            signal.signal(stop, signal.SIG_DFL if handler is None else handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import TINY
+from worker_targets import answer, listen
 
-from flnl_bench.processes import hear_termination, start_worker, terminate_as_interrupt
+from flnl_bench.processes import start_worker
 
 FIRST = """
 import os, signal
 from flnl_bench.processes import start_worker
-from test_processes import answer
+from worker_targets import answer
 if __name__ == "__main__":
     worker, connection = start_worker(answer)
     os.kill(worker.pid, signal.{stop})
@@ -24,31 +24,12 @@ if __name__ == "__main__":
 ORPHAN = """
 import os, signal
 from flnl_bench.processes import start_worker
-from test_processes import wait_for_ever
+from worker_targets import wait_for_ever
 if __name__ == "__main__":
     worker, connection = start_worker(wait_for_ever)
     connection.recv()
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def answer(connection):
-    connection.send(connection.recv())
-
-
-def wait_for_ever(connection):
-    connection.send(None)
-    signal.pause()
-
-
-def listen(connection):
-    with terminate_as_interrupt():
-        try:
-            hear_termination()
-            connection.send("started")
-            signal.pause()
-        except KeyboardInterrupt:
-            connection.send("stopped")
 
 
 def python(tmp_path, text):
@@ -94,7 +75,7 @@ def test_starting_a_worker_changes_nothing_here(monkeypatch):
 def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
     """To the whole group, as a terminal sends it; the images are lent just before the workers start."""
     command = [sys.executable, "-c", "from flnl_bench.cli import main; main()"]
-    command += ["run", "--method", "fedavg", "--setting", "sym-1.0", *TINY, "--workers", "2"]
+    command += ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", "3", "--workers", "2"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "runs")],
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -1,0 +1,24 @@
+"""What workers do in tests/test_processes.py; they import this and nothing heavy."""
+
+import signal
+
+from flnl_bench.processes import hear_termination, terminate_as_interrupt
+
+
+def answer(connection):
+    connection.send(connection.recv())
+
+
+def wait_for_ever(connection):
+    connection.send(None)
+    signal.pause()
+
+
+def listen(connection):
+    with terminate_as_interrupt():
+        try:
+            hear_termination()
+            connection.send("started")
+            signal.pause()
+        except KeyboardInterrupt:
+            connection.send("stopped")
