@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import TINY, flnl
+from command_line import flnl
 
 from flnl_bench import (
     BadInput,
@@ -36,9 +30,6 @@ from flnl_bench.registry import load_registry
 from flnl_bench.runs.presets import load_preset
 from flnl_bench.runs.resolve import protocol
 from flnl_bench.scenario import NOISES, PARTITIONS, draw_scenario, parse_partition, parse_setting
-
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 
 
 def plugin(**offers):
@@ -351,81 +342,3 @@ def test_what_is_no_dataset_and_no_backbone_is_told(install):
         load_dataset("odd")
     with pytest.raises(BrokenContract, match="model 'odd': build must give a module with an integer"):
         make_network("odd", channels=1, classes=2)
-
-
-# -- the examples of docs/extending.md, installed as a stranger's package ----------------------------
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory):
-    """The command line in a process of its own, where the plugin of the page is installed."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "flnl_bench_extras.py").write_text("\n".join(EXAMPLES))
-    about = folder / "flnl_bench_extras-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flnl-bench-extras\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text("[flnl_bench]\nextras = flnl_bench_extras\n")
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-
-    def call(*arguments):
-        code = "from flnl_bench.cli import main; main()"
-        command = [sys.executable, "-c", code, *map(str, arguments), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return call
-
-
-EXTRAS = {
-    "dataset": "bars",
-    "partition": "giant-0.5",
-    "setting": "dim-1.0",
-    "model": "mlp",
-}
-
-
-def test_the_page_has_an_example_of_every_kind_and_names_every_hook():
-    assert len(EXAMPLES) == 4
-    for hook in set(tables.HOOKS) - {tables.METHODS}:
-        assert sum(f"def {hook}()" in example for example in EXAMPLES) == 1
-
-
-def test_the_plugin_of_the_page_is_listed_with_all_that_it_adds(outside):
-    (extras,) = [row for row in outside("list", "plugins")["plugins"] if row["name"] == "extras"]
-    assert extras["distribution"] == "flnl-bench-extras"
-    assert (extras["noises"], extras["partitions"]) == (["dim"], ["giant"])
-    assert (extras["datasets"], extras["models"], extras["methods"]) == (["bars"], ["mlp"], [])
-
-
-def test_a_suite_and_worker_processes_find_the_kinds_of_the_page(outside, tmp_path):
-    file = tmp_path / "extras.toml"
-    file.write_text(
-        'methods = ["fedavg"]\ndatasets = ["bars"]\npartitions = ["giant-0.5"]\nsettings = ["dim-1.0"]\n'
-        '[training]\nmodel = "mlp"\nrounds = 3\nclients = 4\nepochs = 1\nsamples = 200\nfraction = 0.5\n'
-    )
-    outside("suite", file, "--jobs", 1, "--out", tmp_path / "suite")
-    (suite,) = (tmp_path / "suite").rglob("rounds.jsonl")
-    options = [part for name, value in EXTRAS.items() for part in (f"--{name}", value)]
-    made = outside("run", "--method", "fedavg", *options, *TINY, "--workers", 2, "--out", tmp_path / "run")
-    rounds = Path(made["run_dir"], "rounds.jsonl")
-
-    def numbers(path):
-        return [
-            {key: value for key, value in json.loads(line).items() if key != "seconds"}
-            for line in path.read_text().splitlines()
-        ]
-
-    assert numbers(rounds) == numbers(suite)
-    assert len(numbers(rounds)) == 3
-
-
-def test_the_noise_of_the_page_hits_dark_images_only():
-    names: dict = {}
-    for example in EXAMPLES:
-        exec(example, names)
-    dataset = names["bars"](None, None)
-    rows = np.arange(100)
-    client = SimpleNamespace(true=dataset.train_y[rows], rows=rows, ratio=0.25, classes=8, dataset=dataset)
-    wrong = names["next_class_in_the_dark"](client) != client.true
-    brightness = dataset.train_x[rows].mean((1, 2, 3))
-    assert wrong.sum() == 25
-    assert brightness[wrong].max() <= brightness[~wrong].min()

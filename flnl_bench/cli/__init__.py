@@ -1,4 +1,4 @@
-"""The command line: `flnl-bench`, its commands, and the border where errors become one line."""
+"""One file a command: parse, call the library, print; here errors become one line."""
 
 from __future__ import annotations
 

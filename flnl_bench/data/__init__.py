@@ -1,4 +1,4 @@
-"""Data sets: names, arrays and where they come from."""
+"""Data sets: a table, arrays and where they come from."""
 
 from __future__ import annotations
 

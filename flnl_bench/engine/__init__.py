@@ -1,1 +1,1 @@
-"""The federated engine: views, local training, evaluation and the federation of clients."""
+"""Rounds of a method over clients: batches, steps, tests."""

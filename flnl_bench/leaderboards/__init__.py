@@ -1,1 +1,1 @@
-"""Tables that people can cite, from the run.json files of any results folder; no torch, no training."""
+"""Tables that people can cite, from the run.json files of a results folder; no torch, no training."""

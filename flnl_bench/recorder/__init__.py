@@ -1,1 +1,1 @@
-"""The recorder: what happened in a run, as files that can be trusted."""
+"""What happened in a run, as files that can be trusted."""

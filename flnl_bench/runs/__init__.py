@@ -1,1 +1,1 @@
-"""One run: its configuration, how it is resolved from what is asked, and how it is played."""
+"""One run: asked for, resolved, played."""

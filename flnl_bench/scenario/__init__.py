@@ -1,4 +1,4 @@
-"""Scenarios: partition, label noise and the files that hold them."""
+"""Who holds which images, with which wrong labels: partitions, noise, files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Suites: many runs from one file, over processes or machines."""
+"""Many runs from one file, over processes or machines."""
