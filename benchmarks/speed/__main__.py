@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from benchmarks.speed.counts import counts
-from benchmarks.speed.growth import crews, growth, long_runs
+from benchmarks.speed.growth import growth, long_runs, pools
 from benchmarks.speed.memory import client_memory, loop_memory
 from benchmarks.speed.profile import profile_round
 from benchmarks.speed.rates import rates
@@ -30,7 +30,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "counts": lambda o: iter([counts(o.model)]),
     "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory)),
     "growth": lambda o: (table() for table in (lambda: growth(o.repeats), long_runs)),
-    "workers": lambda o: iter([crews(o.model, o.workers, o.repeats)]),
+    "workers": lambda o: iter([pools(o.model, o.workers, o.repeats)]),
     "start": lambda o: iter([start(o.repeats)]),
     "profile": lambda o: iter([profile_round()]),
 }

@@ -58,7 +58,7 @@ def long_runs() -> Table:
     return table
 
 
-def crews(models: Sequence[str], workers: Sequence[int], repeats: int) -> Table:
+def pools(models: Sequence[str], workers: Sequence[int], repeats: int) -> Table:
     """Rounds with worker processes against rounds in one process, by the wall clock."""
     table = Table("Workers: speed of a FedAvg round against one process, by the wall clock")
     for model in models:
