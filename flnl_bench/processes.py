@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
@@ -34,22 +35,28 @@ def terminate_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def start_worker(target: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
+def start_worker(
+    target: Callable[..., None], *arguments: Any, needs_main: bool = False
+) -> tuple[BaseProcess, Connection]:
     """A process that runs target(connection, *arguments), deaf to STOPS, and our end of its connection.
 
-    It has one thread for linear algebra, and dies with this process.
+    It has one thread for linear algebra, and dies with this process. It imports the user's script only if it
+    `needs_main`: importing a script that is not made for it would run it again.
     """
     context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
     ours, theirs = context.Pipe()
-    worker = context.Process(target=_serve, args=(target, theirs, *arguments), daemon=True)
+    worker = context.Process(target=_serve, args=(theirs,), daemon=True)
     try:
-        with _stops_deferred(), _inherited_by_children():
+        with _stops_deferred(), _inherited_by_children(), _main_hidden(not needs_main):
             worker.start()
+        theirs.close()
+        # Not as arguments of the process: if it died at once, writing them would wait for ever.
+        with contextlib.suppress(OSError):  # died: whoever reads from it will see
+            ours.send((target, arguments))
     except BaseException:  # Ctrl-C waited for the end of the start, and nobody else knows the worker yet
         if worker.pid:
             worker.kill()
         raise
-    theirs.close()
     return worker, ours
 
 
@@ -96,9 +103,23 @@ def _inherited_by_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(target: Callable[..., None], connection: Connection, *arguments: Any) -> None:
+@contextlib.contextmanager
+def _main_hidden(hidden: bool) -> Iterator[None]:
+    """A child that is started inside does not find the user's script, if it is hidden."""
+    main = vars(sys.modules["__main__"])
+    known: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if hidden and name in main}
+    main.update(dict.fromkeys(known))
+    try:
+        yield
+    finally:
+        main.update(known)
+
+
+def _serve(connection: Connection) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    target(connection, *arguments)
+    with contextlib.suppress(EOFError):  # the parent has given up before it said what to do
+        target, arguments = connection.recv()
+        target(connection, *arguments)
 
 
 def _die_with_parent() -> None:

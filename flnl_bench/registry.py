@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench.errors import BadInput, one_line, unknown
-from flnl_bench.tables import METHODS, Plugins, Table, installed
+from flnl_bench.tables import METHODS_HOOK, Plugins, Table, installed
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -38,7 +38,7 @@ def check_method(cls: Any) -> None:
 
 
 def _no_methods() -> Table[type[Method]]:
-    return Table("method", METHODS, check_method)
+    return Table("method", METHODS_HOOK, check_method)
 
 
 @dataclass

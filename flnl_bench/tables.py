@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GROUP = "flnl_bench"
 OWN = "flnl-bench"  # this project's distribution, and where built-in entries come from
-METHODS = "flnl_register_methods"
+METHODS_HOOK = "flnl_register_methods"
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 E = TypeVar("E")
@@ -170,7 +170,7 @@ class Plugins:
             full = self.tables[table.hook] = Table(table.what, table.hook, table.check, table.values())
             for plugin, (owner, _) in self.found.items():
                 # This project's other kinds are built in, and its methods take seconds to import.
-                if owner != OWN or table.hook == METHODS:
+                if owner != OWN or table.hook == METHODS_HOOK:
                     told = [full.add(plugin, entry) for entry in self.offers(plugin).get(table.hook, ())]
                     self.problems += filter(None, told)
         return self.tables[table.hook]

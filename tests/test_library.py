@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -291,3 +292,53 @@ def test_the_module_is_the_command():
         [sys.executable, "-m", "flnl_bench", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"flnl-bench {fb.__version__}\n"
+
+
+# -- what others do wrong ----------------------------------------------------------------------------
+def test_an_error_of_the_watcher_is_not_the_methods(tmp_path):
+    def watch(row):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fb.run("fedavg", "sym-1.0", out=tmp_path, progress=watch, **SMALL)
+    (record,) = (json.loads(file.read_text()) for file in tmp_path.rglob("run.json"))
+    assert record["status"] == "interrupted"
+    assert fb.run("fedavg", "sym-1.0", out=tmp_path, **SMALL).record.resumed == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"method": None}, "method is None, but must be a name"),
+        ({"set": [1]}, "set is [1], but must be values by name"),
+        ({"workers": "a"}, "workers is 'a', but must be"),
+        ({"out": 3}, "out is 3, but must be the path of"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_one_line(options, told, tmp_path):
+    with pytest.raises(fb.BadInput, match=re.escape(told)):
+        fb.run(**{"method": "fedavg", "setting": "sym-1.0", "out": tmp_path, **options})
+
+
+def test_seeds_are_a_list_and_not_given_twice():
+    with pytest.raises(fb.BadInput, match="seeds is 3, but must be a list"):
+        fb.run_seeds("fedavg", "sym-1.0", seeds=3)
+    with pytest.raises(fb.BadInput, match="seed is 1, but must be left out where seeds are given"):
+        fb.run_seeds("fedavg", "sym-1.0", seeds=[1], seed=1)
+
+
+def test_own_data_that_have_changed_are_read_again(tmp_path):
+    file, rng = tmp_path / "own.npz", np.random.default_rng(0)
+    prints = []
+    for size in (80, 90):
+        images, labels = rng.integers(0, 255, (size, 8, 8)).astype(np.uint8), np.arange(size) % 4
+        np.savez(file, train_x=images, train_y=labels, test_x=images[:20], test_y=labels[:20])
+        prints.append(fb.make_scenario(f"npz:{file}", clients=4).fingerprint)
+    assert prints[0] != prints[1]
+
+
+def test_a_script_without_a_guard_can_share_clients_over_processes(tmp_path):
+    script, options = tmp_path / "script.py", {"workers": 2, "out": str(tmp_path / "runs"), **SMALL}
+    script.write_text(f"import flnl_bench as fb\nfb.run('fedavg', 'sym-1.0', **{options!r})\nprint('once')\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == ("once\n", "")

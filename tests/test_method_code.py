@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -118,8 +119,10 @@ def test_a_method_that_changed_between_two_seeds_is_not_averaged_silently(tmp_pa
     board = flnl("leaderboard", runs)
     assert "⚠ mine: not comparable" in board.out
     (warning,) = board.errors
-    assert "flnl-bench run --method mine --setting sym-1.0 --seeds 1,13 … --fresh" in warning
-    flnl(*tiny(runs, "--seeds", "1,13", "--fresh", method="mine"))
+    command = warning.partition("run them anew: flnl-bench ")[2]
+    assert command.startswith("run --method mine --setting sym-1.0 --seeds 1,13 --dataset digits")
+    assert "mine,mine,1,2," in flnl("leaderboard", runs, "--format", "csv").out  # version, codes
+    assert flnl(*shlex.split(command), "--out", runs).code == 0
     board = flnl("leaderboard", runs)
     assert "not comparable" not in board.out
     assert board.errors == []
@@ -178,3 +181,11 @@ def test_the_digest_sees_the_helpers_of_a_method_and_no_neighbours(package, way)
     assert package(deep="RATE = 1") == before
     assert package(helper=deep + "  # it") != before
     assert package(helper=deep, mine=mine + "# it") != before
+
+
+def test_an_edit_in_the_middle_of_a_session_does_not_count_until_it_is_imported(tmp_path, install):
+    install(PLUGIN.format(1))
+    flnl(*tiny(tmp_path / "runs", "--seed", 1, method="mine"))
+    (tmp_path / "mine.py").write_text(PLUGIN.format(20))
+    flnl(*tiny(tmp_path / "runs", "--seed", 13, method="mine"))
+    assert "not comparable" not in flnl("leaderboard", tmp_path / "runs").out

@@ -45,8 +45,9 @@ class ProcessPool:
             with tempfile.TemporaryDirectory(prefix="flnl-bench-") as folder:
                 files = lend_images(spec.images, Path(folder))
                 plan = pickle.dumps(replace(spec, images={}))  # once, not once for each worker
+                needs_main = type(spec.method).__module__ == "__main__"  # to know the method's class
                 for device in devices.workers:
-                    worker, connection = start_worker(_serve, plan, files, str(device))
+                    worker, connection = start_worker(_serve, plan, files, str(device), needs_main=needs_main)
                     self._workers.append(worker)
                     self._idle.append(connection)
                 for connection in self._idle:  # a second loop: they import torch at the same time

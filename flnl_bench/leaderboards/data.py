@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
 _PROTOCOL = tuple(name for name in _TABLE if name != "protocol")  # as the attributes are called
-_ROW = ("method", "label", "hyperparameters")
+_ROW = ("method", "label", "version", "codes", "hyperparameters")
 _CELL = ("setting", "metric", "mean", "std", "count", "seeds", "mark", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
 _COMPARISON = ("against", *(f.name for f in dataclasses.fields(Comparison)))
@@ -75,6 +75,7 @@ def _row_object(table: Table, row: Row, paper: bool, compared: Comparison | None
         "method": row.method,
         "label": row.label,
         "version": row.version,
+        "codes": row.codes,
         "hyperparameters": dict(row.hyperparameters),
         "changed": None if row.changed is None else dict(row.changed),
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},
@@ -139,6 +140,8 @@ def _record(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cel
         "protocol": about.name,
         "method": row.method,
         "label": row.label,
+        "version": row.version,
+        "codes": row.codes,
         "hyperparameters": dict(row.hyperparameters),
         "setting": setting,
         "metric": table.metric,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flnl_bench.config import NAMES
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.leaderboard import Leaderboard, check_metric, make_leaderboard
 from flnl_bench.leaderboards.runs import METRICS, FinishedRun, Found, read_runs
@@ -21,7 +22,6 @@ from flnl_bench.recorder.folder import RunFolder, flat_round
 if TYPE_CHECKING:
     import pandas as pd
 
-IDENTITY = ("method", "dataset", "partition", "setting", "preset", "seed")
 _SPREAD = {"training": "training_", "hyperparameters": "hyper_"}  # how the columns of their values begin
 _FIELDS = {f.name: f for f in dataclasses.fields(FinishedRun) if f.name not in ("path", "values", "summary")}
 _OPTIONAL = {name for name, field in _FIELDS.items() if "None" in str(field.type)}
@@ -123,7 +123,7 @@ def runs_frame(runs: Iterable[FinishedRun]) -> pd.DataFrame:
 def _run_row(run: FinishedRun) -> dict[str, Any]:
     fields = {name: getattr(run, name) for name in _FIELDS}
     spread = {name: fields.pop(name) for name in _SPREAD}  # long to look at, so they come last
-    identity = {name: fields.pop(name) for name in IDENTITY}
+    identity = {name: fields.pop(name) for name in NAMES}
     row = {**identity, **run.summary, **run.values, **fields, "run_dir": str(run.path), **spread}
     for name, begin in _SPREAD.items():
         row |= {f"{begin}{key}": value for key, value in spread[name].items()}
@@ -159,6 +159,6 @@ def rounds_frame(runs: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for run in runs[[*IDENTITY, "run_dir"]].to_dict("records"):
+    for run in runs[[*NAMES, "run_dir"]].to_dict("records"):
         rows += [{**run, **flat_round(row)} for row in RunFolder(Path(run["run_dir"])).read_rounds()]
-    return pd.DataFrame(rows, columns=None if rows else [*IDENTITY, "run_dir", "round"])
+    return pd.DataFrame(rows, columns=None if rows else [*NAMES, "run_dir", "round"])

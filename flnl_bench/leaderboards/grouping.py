@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flnl_bench.config import NUMBERS_VERSION, key_of, written
+from flnl_bench.config import NUMBERS_VERSION, int_if_integral, key_of, written
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.runs import FinishedRun
 
@@ -154,20 +155,32 @@ class MethodRuns:
     cells: Cells = field(default_factory=lambda: defaultdict(dict))
 
     @property
-    def alarm(self) -> str | None:
-        """What must be said if its runs were made by different code of the method."""
+    def codes(self) -> int:
+        """How many different codes of the method have made its runs, as far as it is known."""
         runs = [run for seeds in self.cells.values() for run in seeds.values()]
-        sources = {digest for run in runs for digest in run.sources}
-        if len(sources) < 2:
+        return len({digest for run in runs for digest in run.sources})
+
+    def alarm(self, protocol: Protocol) -> str | None:
+        """What must be said if its runs were made by different code of the method."""
+        if self.codes < 2:
             return None
-        setting = min(self.cells, key=setting_key)
-        seeds = ",".join(map(str, sorted(self.cells[setting])))
-        again = f"`flnl-bench run --method {self.method} --setting {setting} --seeds {seeds} … --fresh`"
+        again = "; ".join(self._command(protocol, setting) for setting in sorted(self.cells, key=setting_key))
         return (
-            f"{self.label}: not comparable, its runs are of {len(sources)} different codes of the method; "
-            f"the commands that made them, with --fresh, make them anew: {again} or "
-            "`flnl-bench suite FILE --fresh`"
+            f"{self.label}: not comparable, its runs are of {self.codes} different codes of the method; "
+            f"run them anew: {again}"
         )
+
+    def _command(self, protocol: Protocol, setting: str) -> str:
+        """The command that makes the runs of a setting again."""
+        seeds = ",".join(map(str, sorted(self.cells[setting])))
+        words = ["flnl-bench", "run", "--method", self.method, "--setting", setting, "--seeds", seeds]
+        for name in ("dataset", "partition", "preset", "device"):
+            words += [f"--{name}", str(getattr(protocol, name))]
+        for name, value in protocol.changed.items():
+            words += ["--training", f"{name}={int_if_integral(value)}"]
+        for name, value in (self.changed or {}).items():
+            words += ["--set", f"{name}={value}"]
+        return shlex.join([*words, "--fresh"])
 
 
 @dataclass
@@ -194,7 +207,7 @@ def group(runs: Iterable[FinishedRun]) -> tuple[list[Group], list[str]]:
     for alike in protocols.values():
         for (from_files, world), comparable in _worlds(alike):
             protocol = dataclasses.replace(protocol_of(comparable[0]), world=world, from_files=from_files)
-            groups.append(Group(protocol, _rows(comparable, protocol.title, warnings)))
+            groups.append(Group(protocol, _rows(comparable, protocol, warnings)))
     groups.sort(key=lambda g: (g.protocol.dataset, g.protocol.partition != "iid", g.protocol.title))
     return groups, _apart(groups) + warnings
 
@@ -218,8 +231,9 @@ def _worlds(runs: Sequence[FinishedRun]) -> list[tuple[tuple[bool, int], list[Fi
     return sorted(worlds.items(), key=lambda world: world[0])
 
 
-def _rows(runs: Iterable[FinishedRun], title: str, warnings: list[str]) -> list[MethodRuns]:
+def _rows(runs: Iterable[FinishedRun], protocol: Protocol, warnings: list[str]) -> list[MethodRuns]:
     """The rows of a table in order; one run a cell and seed."""
+    title = protocol.title
     rows: dict[tuple[object, ...], MethodRuns] = {}
     again: list[str] = []
     for run in runs:
@@ -242,7 +256,7 @@ def _rows(runs: Iterable[FinishedRun], title: str, warnings: list[str]) -> list[
             f"{title}: left out, because the same run is there with other numbers: {'; '.join(again)}"
         )
     _label(rows.values(), title, warnings)
-    warnings += [f"{title}: {row.alarm}" for row in rows.values() if row.alarm]
+    warnings += [f"{title}: {told}" for row in rows.values() if (told := row.alarm(protocol))]
     return sorted(rows.values(), key=lambda row: (method_key(row.method), row.label))
 
 

@@ -37,6 +37,7 @@ class Row:
     rank: float | None  # the mean of these
     changed: Mapping[str, Any] | None  # hyper-parameters not as the preset has them; None: not said
     version: int = 1  # of the method
+    codes: int = 0  # different codes of the method that have made its runs, as far as it is known
 
     @property
     def seeds(self) -> int:
@@ -87,6 +88,7 @@ def make_table(group: Group, metric: str) -> Table:
             _mean_rank(places),
             runs.changed,
             runs.version,
+            runs.codes,
         )
         for runs, row, average, places in zip(group.rows, cells, averages, ranks, strict=True)
     ]
@@ -94,7 +96,7 @@ def make_table(group: Group, metric: str) -> Table:
     for run in group.runs:
         scenarios[run.setting][run.seed] = run.fingerprint
     imported = Counter(run.imported for run in group.runs if run.imported)
-    alarms = [runs.alarm for runs in group.rows if runs.alarm]
+    alarms = [told for runs in group.rows if (told := runs.alarm(group.protocol))]
     return Table(group.protocol, metric, settings, over, rows, scenarios, imported, alarms)
 
 

@@ -40,7 +40,17 @@ def provenance(method: Method, device: torch.device, workers: int) -> dict[str, 
     }
 
 
+_digests: dict[type, str | None] = {}
+
+
 def source(cls: type[Method]) -> str | None:
+    """The digest of a method's code as it was when it was first asked for: files may be edited later on."""
+    if cls not in _digests:
+        _digests[cls] = _digest(cls)
+    return _digests[cls]
+
+
+def _digest(cls: type[Method]) -> str | None:
     """A digest of the code of a method; None if it is not in files.
 
     It covers the files of the class and its parents, and the modules of their own packages that these

@@ -6,14 +6,14 @@ import contextlib
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import TRAINING, as_set, plain, training_changes
-from flnl_bench.data import dataset_name
+from flnl_bench.data import LoadProgress, dataset_name
 from flnl_bench.errors import (
     BadInput,
     BrokenContract,
@@ -25,7 +25,7 @@ from flnl_bench.errors import (
     unknown,
 )
 from flnl_bench.runs.presets import load_preset
-from flnl_bench.runs.resolve import Request, cached_dataset, check_source, generate, prepare
+from flnl_bench.runs.resolve import Request, cached_dataset, check_source, generate, prepare, protocol
 from flnl_bench.runs.result import RunResult
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from flnl_bench.runs.play import RoundCallback, Run
 
 Anywhere = str | PathLike[str]  # a file or folder
-Loading = Callable[[str, int, int], None]  # called as (what, done, total) while a large data set is decoded
 
 PATHS = ("scenario", "data_dir", "out")
 OPTIONS = ({part.name for part in fields(Request)} - {"training", "changes", "label", "seed"}) | {
@@ -71,7 +70,7 @@ def run(
     out: Anywhere = "results/runs",
     fresh: bool = False,
     progress: RoundCallback | None = None,
-    loading: Loading | None = None,
+    loading: LoadProgress | None = None,
     **training: Any,
 ) -> RunResult:
     """Run a method on a scenario, or go on with it; a finished run is found, not run again.
@@ -140,6 +139,8 @@ def run_seeds(
         progress: called with each finished round.
         options: whatever else `run` takes.
     """
+    require("seed" not in options, "seed", options.get("seed"), "left out where seeds are given")
+    require(isinstance(seeds, Iterable), "seeds", repr(seeds), "a list of whole numbers")
     results = []
     for each in prepare_seeds(seeds, method=method, setting=setting, **options):
         if not fresh and (told := code_warning(each)):
@@ -157,13 +158,15 @@ def make_scenario(
     samples: int | None = None,
     seed: int = 1,
     data_dir: Anywhere | None = None,
-    loading: Loading | None = None,
+    loading: LoadProgress | None = None,
 ) -> Scenario:
     """The federation that a run of the same options trains on; the arguments are those of `run`."""
+    for what, given in {"dataset": dataset, "partition": partition, "setting": setting}.items():
+        require(isinstance(given, str), what, repr(given), "a name")
     name, split, noise = dataset_name(dataset), parse_partition(partition), parse_setting(setting)
     asked = {"clients": clients, "samples": samples}
     changes = training_changes({k: v for k, v in asked.items() if v is not None})
-    training = load_preset(preset).training(name, **changes)
+    training = protocol(load_preset(preset), name, changes)
     loaded = cached_dataset(name, _path(data_dir), loading)
     return generate(
         loaded,
@@ -177,7 +180,7 @@ def make_scenario(
 
 
 # -- in two steps, for the commands ------------------------------------------------------------------
-def prepare_seeds(seeds: Iterable[int], *, loading: Loading | None = None, **options: Any) -> list[Run]:
+def prepare_seeds(seeds: Iterable[int], *, loading: LoadProgress | None = None, **options: Any) -> list[Run]:
     """The checked and prepared runs of all seeds; nothing is written.
 
     Args:
@@ -191,11 +194,23 @@ def prepare_seeds(seeds: Iterable[int], *, loading: Loading | None = None, **opt
 
 def finish(run: Run, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunResult:
     """Play what is left of a run; a mistake in its method is told with file and line."""
+    mistakes_of_others = []
+
+    def tell(row: Mapping[str, Any]) -> None:
+        try:
+            if progress:
+                progress(row)
+        except Exception as error:
+            mistakes_of_others.append(error)
+            raise
+
     try:
-        played = run.play(fresh=fresh, progress=progress or (lambda row: None))
+        played = run.play(fresh=fresh, progress=tell)
     except (BadInput, MissingData):
         raise
     except Exception as error:
+        if error in mistakes_of_others:
+            raise
         record = run.folder.read()
         recorded = record is not None and record.status == "failed"
         if isinstance(error, OSError) and not recorded:
@@ -218,11 +233,15 @@ def _request(given: dict[str, Any]) -> Request:
     """Flat options, as a user gives them, as a request."""
     for name in given.keys() - OPTIONS:
         raise unknown("option", name, OPTIONS)
+    require(isinstance(given.get("method"), str), "method", repr(given.get("method")), "a name")
     check_source(given)
     for name in given.keys() & {"method", "setting", "dataset", "partition", "preset", "device"}:
         require(isinstance(given[name], str), name, repr(given[name]), "a name")
     for name in given.keys() & {*PATHS}:
-        given[name] = _path(given[name])
+        given[name] = _path(given[name], name)
+    workers = given.get("workers")
+    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
+    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
     changes = {name: as_set(value, f"set {name}") for name, value in given.pop("set", {}).items()}
     training = training_changes({name: given.pop(name) for name in TRAINING if name in given})
     devices = given.pop("devices", ())
@@ -230,7 +249,10 @@ def _request(given: dict[str, Any]) -> Request:
     return Request(**given, devices=tuple(devices), changes=changes, training=training)
 
 
-def _path(path: Anywhere | None) -> Path | None:
+def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:
+    require(
+        path is None or isinstance(path, str | PathLike), name, repr(path), "the path of a file or folder"
+    )
     return None if path is None else Path(path).expanduser()
 
 

@@ -100,6 +100,7 @@ class Run:
         probe = Probe(self.scenario)
         for row in rounds:
             progress(row)
+        telling = False
         try:
             while engine.round < engine.rounds:
                 row = self._row(engine, probe)
@@ -107,13 +108,15 @@ class Run:
                 folder.append_round(row)
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
+                telling = True
                 progress(row)
+                telling = False
             claim.check()
             save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
         except Busy:
             raise  # the files are another's now
         except (KeyboardInterrupt, Exception) as error:
-            stopped = isinstance(error, KeyboardInterrupt)
+            stopped = telling or isinstance(error, KeyboardInterrupt)  # whoever watches is not the method
             record = dataclasses.replace(
                 record,
                 status="interrupted" if stopped else "failed",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from flnl_bench.config import Training
+from flnl_bench.config import TRAINING, Training
 from flnl_bench.errors import BadInput, unknown
 
 PRESETS = ("quick", "paper")
-_KEYS = {f.name for f in dataclasses.fields(Training)}
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,6 @@ def load_preset(name: str) -> Preset:
     for key in table.keys() - {"description", "default", "datasets"}:
         raise unknown("table", key, ("description", "default", "datasets"), where)
     for section in (table["default"], *table.get("datasets", {}).values()):
-        for key in section.keys() - _KEYS - {"methods"}:
-            raise unknown("key", key, _KEYS, where)
+        for key in section.keys() - {*TRAINING, "methods"}:
+            raise unknown("key", key, TRAINING, where)
     return Preset(name, table["description"], table["default"], table.get("datasets", {}))

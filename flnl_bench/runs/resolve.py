@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,10 +68,19 @@ def check_source(given: Mapping[str, object], dashes: str = "") -> None:
         )
 
 
-@functools.lru_cache(maxsize=1)
+_latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of the run before
+
+
 def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | None = None) -> Dataset:
-    """A data set; the latest stays in memory for the next run."""
-    return load_dataset(name, data_dir, progress)
+    """A data set; the latest stays in memory for the next run, unless its own files have changed."""
+    path = Path(name.partition(":")[2])
+    files = [path, *path.rglob("*")] if ":" in name else []
+    stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
+    key = (name, data_dir, tuple(stamps))
+    if key not in _latest:
+        _latest.clear()
+        _latest[key] = load_dataset(name, data_dir, progress)
+    return _latest[key]
 
 
 def configure(

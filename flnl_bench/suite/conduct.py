@@ -35,18 +35,18 @@ class Outcome:
     error: str | None = None
 
 
-def work(task: Job) -> Outcome:
+def work(job: Job) -> Outcome:
     """Play a run to its end, from where it is."""
     try:
-        record = RunFolder(task.folder).read()
+        record = RunFolder(job.folder).read()
         if record and record.status == "done":
             return Outcome("done")
-        if record and record.status == "failed" and not task.retry_failed:
+        if record and record.status == "failed" and not job.retry_failed:
             return Outcome("failed", record.error)
-        if owner(task.folder):
+        if owner(job.folder):
             return Outcome("busy")
-        run = prepare(task.request)
-        if run.folder.path != task.folder:
+        run = prepare(job.request)
+        if run.folder.path != job.folder:
             return Outcome("failed", CHANGED)
         run.play()
     except Busy:

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.data import load_dataset
+from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.runs.resolve import federate
 from flnl_bench.suite.board import Board, run_object
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 EXECUTORS = ("local", "ray", "slurm")
 
 Watch = Callable[[Board], None]  # called with the board whenever the runs were looked at
-Loading = Callable[[str, int, int], None]  # called as (what, done, total) while a large data set is decoded
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +78,7 @@ def run_suite(
     data_dir: str | PathLike[str] | None = None,
     out: str | PathLike[str] = "results/runs",
     progress: Watch | None = None,
-    loading: Loading | None = None,
+    loading: LoadProgress | None = None,
 ) -> SuiteResult:
     """Run every method on every scenario of a suite; what is finished is skipped, what is broken goes on.
 
@@ -127,7 +126,7 @@ def run_suite(
 def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)
-    require(jobs is None or jobs >= 1, "jobs", jobs, "a whole number from 1")
+    require(jobs is None or (type(jobs) is int and jobs >= 1), "jobs", repr(jobs), "a whole number from 1")
     require(runs_per_gpu >= 1, "runs_per_gpu", runs_per_gpu, "a whole number from 1")
     if executor == "slurm" and runs_per_gpu > 1:
         raise BadInput("--runs-per-gpu: Slurm gives every run a GPU of its own")
@@ -156,7 +155,7 @@ def _plan(
         raise BadInput(f"{where}{error}") from None
 
 
-def _check_data(board: Board, loading: Loading | None) -> None:
+def _check_data(board: Board, loading: LoadProgress | None) -> None:
     """Load every data set and make every federation once before the workers do.
 
     Downloads happen once, and what is missing or impossible shows before anything is played.

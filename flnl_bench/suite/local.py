@@ -6,9 +6,8 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from flnl_bench.processes import hear_termination, start_worker, terminate_as_interrupt
 from flnl_bench.suite.conduct import Outcome, job_of, work
@@ -83,8 +82,7 @@ class _Worker:
     """A process and the pipe to it."""
 
     def __init__(self, gpu: str | None) -> None:
-        with _main_left_alone():
-            self.process, self.connection = start_worker(_serve, gpu)
+        self.process, self.connection = start_worker(_serve, gpu)
         self.item: Item | None = None
 
     def give(self, item: Item, retry_failed: bool) -> None:
@@ -104,18 +102,6 @@ class _Worker:
     def end(self) -> None:
         self.connection.close()
         self.process.join()
-
-
-@contextlib.contextmanager
-def _main_left_alone() -> Iterator[None]:
-    """Do not let a worker import the user's script, which would run it again; runs need nothing of it."""
-    main = vars(sys.modules["__main__"])
-    known: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
-    main.update(dict.fromkeys(known))
-    try:
-        yield
-    finally:
-        main.update(known)
 
 
 def _serve(connection: Connection, gpu: str | None) -> None:
