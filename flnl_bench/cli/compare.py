@@ -32,14 +32,14 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
-    sides = [read_side(find_run(name)) for name in (first, second)]
-    curves = [read(RunFolder(side.path))[1] for side in sides]
+    a, b = (read_side(find_run(name)) for name in (first, second))
+    curves = [read(RunFolder(side.path))[1] for side in (a, b)]
     if output:
-        _draw(sides, output)
+        _draw((a, b), output)
     if as_json:
-        print_json(_as_object(*sides, curves))
+        print_json(_as_object(a, b, curves))
     else:
-        _print(*sides, curves)
+        _print(a, b, curves)
 
 
 def _as_object(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> dict[str, Any]:

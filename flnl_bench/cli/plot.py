@@ -68,7 +68,7 @@ def plot(
     """Draw a picture of finished runs: PNG, SVG or PDF, by the ending of FILE."""
     if kind not in KINDS:
         raise unknown("kind of plot", kind, KINDS)
-    which = {"method": method, "setting": setting, "partition": partition, "dataset": dataset}
+    which: dict[str, Any] = {"method": method, "setting": setting, "partition": partition, "dataset": dataset}
     which |= {"preset": preset, "seed": seed}
     how = {"metric": metric, "client": client, "x": x, "y": y}
     with waiting("drawing"):

@@ -79,7 +79,7 @@ def centralise(scenario: Scenario, training: Training) -> tuple[Scenario, Traini
     alone = dataclasses.replace(
         scenario, clients=(rows,), kinds=("all",), nominal=np.array([scenario.overall])
     )
-    changes = {"clients": 1, "fraction": 1.0, "batch_size": sampled * training.batch_size}
+    changes: dict[str, Any] = {"clients": 1, "fraction": 1.0, "batch_size": sampled * training.batch_size}
     return alone, dataclasses.replace(training, **changes)
 
 
@@ -246,7 +246,7 @@ def observe_memorization(
         training: any other value of the protocol, as in rounds=100.
     """
     require(type(every) is int and every >= 1, "every", every, "a whole number from 1")
-    axes = {"partition": partition, "setting": setting, "clients": clients}
+    axes: dict[str, Any] = {"partition": partition, "setting": setting, "clients": clients}
     axes |= {"fraction": fraction, "epochs": epochs}
     cases = make_cases(preset, seeds, {"dataset": dataset, **axes, **training})
     devices = choose_devices(device)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from flnl_bench.scenario import Scenario
 
-    Source = Results | RunResult | pd.DataFrame | Scenario | str | os.PathLike[str] | Sequence[Any]
+    Source: TypeAlias = Results | RunResult | pd.DataFrame | Scenario | str | os.PathLike[str] | Sequence[Any]
 
 Names = str | int | Iterable[str | int] | None
 FILTERS = ("method", "dataset", "partition", "setting", "preset", "seed")

@@ -18,6 +18,7 @@ from flnl_bench.files import replace_file
 try:
     import matplotlib
     from matplotlib.figure import Figure as BareFigure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 except ImportError:
     raise BadInput("plots need matplotlib: pip install 'flnl-bench[plot]'") from None
 
@@ -123,8 +124,9 @@ def canvas(
         )
     columns = min(columns, panels)
     rows = math.ceil(panels / columns)
-    figure = Figure(figsize=(max(4.4, columns * size[0]), rows * size[1]), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08)
+    figure = Figure(
+        figsize=(max(4.4, columns * size[0]), rows * size[1]), layout=ConstrainedLayoutEngine(w_pad=0.08)
+    )
     axes = list(figure.subplots(rows, columns, squeeze=False, **share).flat)
     for spare in axes[panels:]:
         spare.remove()
