@@ -278,6 +278,7 @@ class FedCorr(Method):
             noisy_client=client_id in noisy,
             labels=state["labels"],
             numbers=numbers,
+            losses=state["losses"],
         )
 
 

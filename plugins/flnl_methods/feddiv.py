@@ -172,6 +172,7 @@ class FedDiv(Method):
                 "clean": clean,
                 "kept": labels == client.y,  # not so where persist_relabels has replaced a label
                 "clean_probability": torch.from_numpy(posterior).float(),
+                "losses": losses if x is None else torch.from_numpy(x).float(),  # as the filter sees them
                 "noise_ratio": ratio,
                 "pseudo": torch.where(relabelled, guess, -1),
             },
@@ -245,6 +246,7 @@ class FedDiv(Method):
             labels=state["targets"],
             pseudo_labels=judged["pseudo"],
             numbers={**numbers, "treated_as_clean": float(trusted)},
+            losses=judged["losses"],
         )
 
 
