@@ -58,10 +58,13 @@ def _print(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> None:
     for letter, side in (("A", a), ("B", b)):
         console.print(f"{letter}  {title_of(side.record.config)}", style="bold")
         console.print(f"   {side.path}", style="dim")
-    changed = table("", "A", "B", title="\ndifferences of the configuration")
+    changed = table("", "A", "B")
     for name, (one, other) in _folded(differences(a, b)).items():
         changed.add_row(name, _word(one), _word(other))
-    console.print(changed if changed.row_count else "\nthe configuration is the same")
+    heading = "differences of the configuration" if changed.row_count else "the configuration is the same"
+    console.print(f"\n{heading}", style="bold")
+    if changed.row_count:
+        console.print(changed)
     _print_results(a, b)
     _print_curves(curves)
 
@@ -80,7 +83,7 @@ def _word(value: Any) -> str:
 
 def _print_results(a: Side, b: Side) -> None:
     console = stdout()
-    shown = table("", "A", "B", "B − A", right=("A", "B", "B − A"), title="\nresults")
+    shown = table("", "A", "B", "B − A", right=("A", "B", "B − A"))
     for name, pair in results(a, b).items():
         accuracy = name in (*METRICS, "final")
         words = [
@@ -89,17 +92,19 @@ def _print_results(a: Side, b: Side) -> None:
         ]
         words[2] = f"+{words[2]}" if (pair["difference"] or 0) > 0 else words[2]
         shown.add_row(name.replace("_", " "), *words)
+    console.print("\nresults", style="bold")
     console.print(shown)
     over = paired(a, b)
     if not over["seeds"]:
         console.print("\nno seed was run with both configurations, so nothing is paired")
         return
-    seeds = table("seed", "A", "B", "B − A", right=("A", "B", "B − A"), title="\nlast-10, seed by seed")
+    seeds = table("seed", "A", "B", "B − A", right=("A", "B", "B − A"))
     for seed, pair in over["seeds"].items():
         seeds.add_row(str(seed), *(percent(value) for value in pair.values()))
     if len(over["seeds"]) > 1 and over["mean"] is not None:
         spread = f" ± {over['std']:.2f}" if over["std"] is not None else ""
         seeds.add_row("mean", "", "", f"{over['mean']:+.2f}{spread} %")
+    console.print("\nlast-10, seed by seed", style="bold")
     console.print(seeds)
 
 

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from flnl_bench.cli import options
 from flnl_bench.cli.console import (
     Interrupted,
-    decimal,
     note,
+    percent,
     print_json,
     reporting,
     stderr,
@@ -23,6 +23,7 @@ from flnl_bench.cli.console import (
     waiting,
 )
 from flnl_bench.cli.options import DEVICES, FILES, PROTOCOL, SCENARIO, flag, option, parse_training
+from flnl_bench.cli.outcome import print_paths
 from flnl_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The paper's observation experiments: data and a picture.")
 
 PICTURE = "memorization.svg"
+NUMBERS = ("memorised", "accuracy")
 
 
 @app.callback()
@@ -150,17 +152,12 @@ def _print(seen: Observation) -> None:
     """What each model memorised at the end, and how right it was."""
     from flnl_bench.observations.memorization import MODELS
 
-    shown = table(*("partition", "setting", "clients", "fraction", "epochs", "seed"), *MODELS, right=MODELS)
-    for case in seen.summary:
-        about = [
-            str(case[name]) for name in ("partition", "setting", "clients", "fraction", "epochs", "seed")
-        ]
-        numbers = [
-            f"{decimal(case[f'{model}_memorised'], 1)} / {decimal(case[f'{model}_accuracy'], 1)}"
-            for model in MODELS
-        ]
-        shown.add_row(*about, *numbers)
     console = stdout()
-    console.print(shown)
-    console.print("percent of the wrong labels memorised / test accuracy, over the last ten looks")
-    console.print(f"data       {seen.folder / 'memorization.csv'}")
+    for case in seen.summary:
+        console.print(case["case"], style="bold")
+        shown = table("model", *NUMBERS, right=NUMBERS)
+        for model in MODELS:
+            shown.add_row(model, *(percent(case[f"{model}_{number}"]) for number in NUMBERS))
+        console.print(shown)
+    console.print("percent of the wrong labels memorised and of test images, over the last ten looks")
+    print_paths(files=str(seen.folder))

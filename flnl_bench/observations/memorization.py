@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODELS = ("centralised", "global", "local")
-COLUMNS = ("dataset", *AXES, "seed", "model", "round", "client", "memorised", "accuracy")
+COLUMNS = ("case", "dataset", *AXES, "seed", "model", "round", "client", "memorised", "accuracy")
 Progress = Callable[[str, int, int], None]  # what is trained, finished rounds, all rounds
 Row = dict[str, Any]
 
@@ -182,9 +182,9 @@ class Observation:
     @property
     def summary(self) -> list[Row]:
         """Of each case: what each model memorised, and its accuracy, over the last ten looks, in percent."""
-        cases: dict[tuple[Any, ...], list[Row]] = {}
+        cases: dict[str, list[Row]] = {}
         for row in self.rows:
-            cases.setdefault(tuple(row[name] for name in ("dataset", *AXES, "seed")), []).append(row)
+            cases.setdefault(row["case"], []).append(row)
         return [_summary(rows) for rows in cases.values()]
 
     def __repr__(self) -> str:
@@ -194,7 +194,7 @@ class Observation:
 def _summary(rows: Sequence[Row]) -> Row:
     """The last ten looks at one case."""
     last = sorted({row["round"] for row in rows})[-LAST:]
-    made = {name: rows[0][name] for name in ("dataset", *AXES, "seed")}
+    made = {name: rows[0][name] for name in ("case", "dataset", *AXES, "seed")}
     for model in MODELS:
         for number in ("memorised", "accuracy"):
             values = [row[number] for row in rows if row["model"] == model and row["round"] in last]
@@ -261,7 +261,7 @@ def observe_memorization(
             found = play_case(case, loaded, devices, every, progress or (lambda *_: None))
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, json_text({"case": dataclasses.asdict(case), "rows": found}) + "\n")
-        rows += [{**case.axes, **row} for row in found]
+        rows += [{"case": case.name, **case.axes, **row} for row in found]
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "memorization.csv", _as_csv(rows))
     return Observation(folder, rows)

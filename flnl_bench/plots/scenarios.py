@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from flnl_bench.errors import BadInput, require
+from flnl_bench.leaderboards.grouping import setting_key
 from flnl_bench.leaderboards.runs import FinishedRun
 from flnl_bench.plots.source import Filters, beliefs_of, runs_of, titles_of
 from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, legend, plain
@@ -157,8 +158,13 @@ def federations(source: Any, filters: Any) -> list[Federation]:
         source = load_scenario(Path(source))
     if isinstance(source, Scenario):
         return [_of_scenario(source)]
-    runs = {run.fingerprint: run for run in reversed(runs_of(source, filters))}
-    return [_of_run(run) for run in reversed(runs.values())]
+    order = sorted(runs_of(source, filters), key=lambda run: (*_place(run), run.path), reverse=True)
+    runs = {run.fingerprint: run for run in order}
+    return [_of_run(run) for run in sorted(runs.values(), key=_place)]
+
+
+def _place(run: FinishedRun) -> tuple[Any, ...]:
+    return run.dataset, run.partition, setting_key(run.setting), run.seed
 
 
 def _of_scenario(one: Scenario) -> Federation:

@@ -109,6 +109,8 @@ def _plain(value: Any) -> Any:
 
 
 def _told(source: Any) -> str:
+    if isinstance(source, list | tuple):
+        return ", ".join(map(_told, source)) or "nothing"
     return str(source) if isinstance(source, str | os.PathLike) else "this source"
 
 

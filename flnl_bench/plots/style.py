@@ -42,7 +42,7 @@ KNOWN = (
     *("jointopt", "selfie"),
     *("fedgr/no-sieve", "fedgr/no-refine", "fedgr/no-repreg", "fedgr/no-ema", "fedgr/no-weak"),
     *("fedgr/no-strong", "fedgr/online-ema", "fedgr/replacement", "feddiv/release-filter"),
-    "feddiv/persistent",
+    *("feddiv/persistent", "fedgr/released"),
 )
 
 RC = {
