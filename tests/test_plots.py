@@ -131,6 +131,16 @@ def test_ablation_asks_which_method(tmp_path):
     assert len(plots.ablation(tmp_path, method="feddiv").axes[0].patches) == 2
 
 
+def test_cells_with_nothing_to_compare_are_left_out_of_an_ablation(tmp_path):
+    write_run(tmp_path, "fedgr")
+    with pytest.raises(fb.BadInput, match="nothing to compare fedgr with"):
+        plots.ablation(tmp_path)
+    for method in ("fedgr", "fedgr/no-sieve"):
+        write_run(tmp_path, method, setting="clean", version=2)
+    (axis,) = plots.ablation(tmp_path).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["fedgr v2", "no-sieve v2"]
+
+
 def sweep(out, **more) -> None:
     for b in (0.5, 1.0):
         for r in (0.1, 0.2, 0.4):
@@ -189,6 +199,12 @@ def test_a_method_looks_the_same_whatever_else_is_drawn(tmp_path):
         assert (line.get_color(), line.get_marker()) == (other.get_color(), other.get_marker())
         assert (line.get_color(), line.get_marker()) == plots.look_of(name)[:2]
         assert line.get_marker() in MARKERS
+
+
+def test_versions_of_a_method_differ_in_nothing_but_dashes():
+    first, second = plots.look_of("fedgr"), plots.look_of("fedgr v2")
+    assert first[:2] == second[:2]
+    assert first.dash != second.dash
 
 
 HOSTILE = r"$\frac{1$_x^"
