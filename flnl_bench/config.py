@@ -10,9 +10,11 @@ import numbers
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.files import path_part
 
 # Raised whenever a change makes the same configuration give other numbers.
 NUMBERS_VERSION = 1
@@ -95,6 +97,25 @@ class RunConfig:
     scenario: str | None = None  # fingerprint of an imported scenario, if it was not generated
     version: int = later(1)  # of the method's numbers
 
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        for name in ("method", "partition", "setting", "preset"):
+            for part in getattr(self, name).split("/" if name == "method" else "\0"):
+                path_part(part, name)
+        path_part(self._data_folder, "dataset")
+
+    @property
+    def place(self) -> PurePath:
+        """Where its folder is below a results folder; the hash keeps apart whatever gives other numbers."""
+        name = f"{self.preset}-s{self.seed}-{self.hash}"
+        return PurePath(self._data_folder, self.partition, self.setting.replace(":", "_"), self.method, name)
+
+    @property
+    def _data_folder(self) -> str:
+        """The data set, whose name may have the path of a file, as the name of a folder."""
+        name = self.dataset.replace(":", "-")
+        return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
@@ -107,7 +128,11 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Eight hex digits over everything that changes the numbers."""
-        values = {**self.as_dict(), "numbers": NUMBERS_VERSION}
+        return self.hash_of(NUMBERS_VERSION)
+
+    def hash_of(self, numbers: int) -> str:
+        """The hash as the version of the package had it whose NUMBERS_VERSION this is."""
+        values = {**self.as_dict(), "numbers": numbers}
         for part, hashed in ((self, values), (self.training, values["training"])):
             for one in dataclasses.fields(part):
                 if one.metadata.get("later") and hashed[one.name] == one.default:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.files import json_text
+from flnl_bench.errors import BadInput
+from flnl_bench.files import MB, is_number, json_text, parse_json, read_file
 
 SCHEMA = 1
 METRICS = ("last10", "best")  # of a summary, to compare runs by
@@ -22,6 +23,10 @@ COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed 
 LAST = 10  # rounds in the headline mean
 Row = dict[str, Any]  # a line of rounds.jsonl
 T = TypeVar("T")
+
+
+class Newer(BadInput):
+    """A record that a newer version of flnl-bench has written: not to be guessed at, nor overwritten."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,26 @@ class RunRecord:
                 raise ValueError(f"summary.{metric} is {value}, not a percentage")
         return self.summary
 
+    def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
+        """The summary of a finished run, made anew from its rounds, or a ValueError that says what is wrong."""
+        told = self.result()
+        if len(rows) != told.rounds or any(row["round"] != number for number, row in enumerate(rows)):
+            raise ValueError(f"rounds.jsonl does not hold its {told.rounds} rounds")
+        made = summarise(rows)
+        for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
+            one, other = getattr(told, name), getattr(made, name)
+            if name in COSTS and not all(name in row for row in rows):  # rounds of an older version
+                made = dataclasses.replace(made, **{name: one})
+            elif one != other and not (one and other and math.isclose(one, other, rel_tol=1e-9)):
+                raise ValueError(f"summary.{name} is {one}, but its rounds give {other}")
+        return made
+
 
 # -- reading -----------------------------------------------------------------------------------------
 def read_record(path: Path) -> RunRecord:
     """A run.json, or a ValueError that says what is wrong with it."""
     try:
-        return parse_record(path.read_bytes())
+        return parse_record(read_file(path, 16 * MB))
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
 
@@ -120,13 +139,15 @@ def parse_record(data: bytes) -> RunRecord:
     What a newer version has added is ignored, but for the configuration: there it changes the run.
     """
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
+        values = parse_json(data)
+    except ValueError:
         raise ValueError("torn: not whole JSON") from None
     if not isinstance(values, dict) or not isinstance(values.get("status"), str):
         raise ValueError("foreign: not a run of flnl-bench")
-    if values.get("schema") != SCHEMA:
-        raise ValueError(f"schema {values.get('schema')}, but this version of flnl-bench reads {SCHEMA}")
+    schema = values.get("schema")
+    if schema != SCHEMA:
+        kind = Newer if is_number(schema) and schema > SCHEMA else ValueError
+        raise kind(f"schema {schema}, but this version of flnl-bench reads {SCHEMA}")
     record = _read(RunRecord, values)
     if type(record.provenance.get("numbers")) is not int:
         raise _misfit("provenance.numbers")
@@ -147,7 +168,7 @@ def _read(cls: type[T], values: object, where: str = "") -> T:
                 raise _misfit(where + name)
             made[name] = value
     if cls in (RunConfig, Training) and (new := given.keys() - known):
-        raise ValueError(f"{where}{min(new)} is not known to this version of flnl-bench")
+        raise Newer(f"{where}{min(new)} is not known to this version of flnl-bench")
     try:
         return cls(**made)
     except ValueError as error:
@@ -191,7 +212,7 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         final=accuracies[-1],
         diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
         seconds=sum(row["seconds"] for row in rounds),
-        **{name: sum(row[name] for row in rounds) for name in COSTS},
+        **{name: sum(row.get(name, 0) for row in rounds) for name in COSTS},
     )
 
 
