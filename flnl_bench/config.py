@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import numbers
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -128,17 +129,31 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Eight hex digits over everything that changes the numbers."""
-        return self.hash_of(NUMBERS_VERSION)
+        return next(self.hashes(NUMBERS_VERSION))
 
-    def hash_of(self, numbers: int) -> str:
-        """The hash as the version of the package had it whose NUMBERS_VERSION this is."""
+    def hashes(self, numbers: int) -> Iterator[str]:
+        """The hash in the version whose NUMBERS_VERSION this is, and in those before some fields existed.
+
+        A field that such a version did not know has its default.
+        """
         values = {**self.as_dict(), "numbers": numbers}
-        for part, hashed in ((self, values), (self.training, values["training"])):
-            for one in dataclasses.fields(part):
-                if one.metadata.get("later") and hashed[one.name] == one.default:
-                    del hashed[one.name]
-        text = json.dumps(values, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        by_default = [
+            (hashed, one)
+            for part, hashed in ((self, values), (self.training, values["training"]))
+            for one in dataclasses.fields(part)
+            if one.default is not dataclasses.MISSING and hashed[one.name] == one.default
+        ]
+        for hashed, one in by_default:
+            if one.metadata.get("later"):
+                del hashed[one.name]
+        optional = [(hashed, one.name) for hashed, one in by_default if one.name in hashed]
+        for count in range(len(optional) + 1):
+            for missing in itertools.combinations(optional, count):
+                taken = [(hashed, name, hashed.pop(name)) for hashed, name in missing]
+                text = json.dumps(values, sort_keys=True)
+                yield hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+                for hashed, name, value in taken:
+                    hashed[name] = value
 
 
 def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

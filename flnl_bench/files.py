@@ -29,7 +29,7 @@ MB = 1 << 20
 LARGEST = 256 * MB  # of a text file
 UNPACKED, RATIO = 32 * MB, 100  # more than both, in bytes and times the packed size, is no archive but a bomb
 DEEPEST = 64  # levels of a JSON tree
-PART = re.compile(r"\.(\d{1,9})\.part")  # the end of an unfinished file's name: who writes it
+PART = re.compile(r"\.(\d{1,9})\.part$")  # the end of an unfinished file's name: who writes it
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -53,9 +53,9 @@ def sweep_parts(folder: Path, name: str = "") -> None:
     """Remove what processes that are dead were writing there, of one file or of all."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            if entry.name.startswith(f".{name}") and (found := PART.search(entry.name)):
-                if found.end() == len(entry.name) and not alive(int(found[1])):
-                    os.unlink(entry.path)
+            found = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
+            if found and not alive(int(found[1])):
+                os.unlink(entry.path)
 
 
 def write_new(path: Path, content: str | bytes) -> None:
@@ -100,7 +100,7 @@ def path_part(name: str, what: str) -> str:
     if not (harmless and 0 < len(name.encode(errors="replace")) <= 255):
         shown = name if len(name) <= 60 else name[:59] + "…"
         raise BadInput(
-            f"{what} is {shown!r}, but must be the name of a folder: 1 to 255 bytes, no slash, no dot in front"
+            f"{what} is {shown!r}, but becomes the name of a folder: 1 to 255 bytes, no slash, no leading dot"
         )
     return name
 

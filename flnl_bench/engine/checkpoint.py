@@ -28,6 +28,7 @@ from flnl_bench.files import read_file, replace_file
 FORMAT = 2  # 1 had no digests, and is still read
 LARGEST = 1 << 40  # bytes of a file: there are large networks
 NAME = re.compile(r"(engine|client-\d{5,})-r\d{5,}\.safetensors")
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
 class CorruptCheckpoint(BadInput):

@@ -110,10 +110,10 @@ class RunRecord:
         return self.summary
 
     def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
-        """The summary of a finished run, made anew from its rounds, or a ValueError that says what is wrong."""
+        """The summary of a finished run, made anew from its rounds; a ValueError says what differs."""
         told = self.result()
         if len(rows) != told.rounds or any(row["round"] != number for number, row in enumerate(rows)):
-            raise ValueError(f"rounds.jsonl does not hold its {told.rounds} rounds")
+            raise ValueError(f"rounds.jsonl does not hold all rounds ({told.rounds})")
         made = summarise(rows)
         for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
             one, other = getattr(told, name), getattr(made, name)

@@ -59,7 +59,7 @@ class Scenario:
 
     @property
     def transitions(self) -> np.ndarray | None:
-        """How often class i became class j at each client, int64 [K, C, C]; None if that would be too large."""
+        """How often class i became class j at each client, int64 [K, C, C]; None if that is too large."""
         if len(self.clients) * self.classes**2 > MOST_COUNTS:
             return None
         pairs = self.true * self.classes + self.given
