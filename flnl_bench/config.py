@@ -23,6 +23,8 @@ NUMBERS_VERSION = 1
 PRECISIONS = ("float32", "tf32", "bfloat16")
 COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
 
+MOST = {"clients": 1_000_000, "rounds": 10_000_000, "epochs": 100_000}  # beyond this lies a slip of the pen
+
 
 def later(default: Any) -> Any:
     """A field that came when runs were kept already: the hash leaves it out while it has its default."""
@@ -50,15 +52,14 @@ class Training:
     compile: str = later("off")  # torch.compile of the networks that train; cudagraphs: reduce-overhead
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "epochs", "batch_size"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number from 1")
-        for name in ("samples", "test_samples"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "a whole number from 1")
+        for name in ("clients", "rounds", "epochs", "batch_size", "samples", "test_samples"):
+            value, most = getattr(self, name), MOST.get(name, 2**31)
+            fits = 1 <= value <= most if value is not None else "samples" in name
+            require(fits, name, value, f"a whole number from 1 to {most}")
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
         require(0 < self.lr < math.inf, "lr", self.lr, "a number above 0")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0")
         for name, known in (("precision", PRECISIONS), ("compile", COMPILE_MODES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
@@ -74,7 +75,7 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
     for name, value in values.items():
         kinds = typing.get_args(hints[name]) or (hints[name],)
         value = plain(value)
-        if type(value) is int and float in kinds:
+        if type(value) is int and float in kinds and abs(value) < 2**53:
             value = float(value)  # the same run, whichever way it is written
         if type(value) not in kinds:
             raise BadInput(f"{where}{name} must be of type {kinds[0].__name__}, not {value!r}")

@@ -133,9 +133,11 @@ def open_file(path: Path, *, follow: bool = False) -> BinaryIO:
     if not follow and path.is_symlink():
         raise BadInput(f"{path} is a symbolic link, which is not followed")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise BadInput(f"{path} is not a regular file")
+        what = "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
+        raise BadInput(f"{path} is {what}, not a file")
     return open(descriptor, "rb")
 
 
