@@ -25,7 +25,7 @@ from flnl_bench.files import (
     sweep_parts,
     write_new,
 )
-from flnl_bench.recorder.record import COSTS, Newer, Row, RunRecord, read_record
+from flnl_bench.recorder.record import COSTS, Newer, Row, RunRecord, check_counts, read_record
 
 TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 RESULTS = ("run.json", "rounds.jsonl", "beliefs.npz")
@@ -185,6 +185,7 @@ def _round(values: object) -> Row:
         unknown = value is None and name not in ("seconds", *COSTS)
         if name in row and not (unknown or (is_number(value) and (value >= 0 or "loss" in name))):
             raise ValueError(f"round {row['round']}: {name} is {value!r}")
+    check_counts(row.get("counts"))
     for name in ("method", "diagnostics"):
         _check_numbers(row.get(name, {}), f"round {row['round']}: {name}")
     return row
@@ -202,10 +203,10 @@ def _check_numbers(values: object, where: str) -> None:
 
 
 def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of rounds.jsonl without nesting: the method's numbers and the diagnostics get columns."""
+    """A line of rounds.jsonl without nesting: the method's numbers, diagnostics and counts get columns."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if name in ("method", "diagnostics"):
+        if name in ("method", "diagnostics", "counts"):
             flat |= {f"{name}_{key}": number for key, number in value.items()}
         else:
             flat[name] = value
