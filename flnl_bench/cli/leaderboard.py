@@ -31,6 +31,9 @@ def leaderboard(
     paper: Annotated[
         bool, flag(WHAT, "Put the paper's numbers beside ours, with the difference.", "--paper")
     ] = False,
+    with_published: Annotated[
+        bool, flag(WHAT, "Add the runs that this package ships to your own.", "--with-published")
+    ] = False,
     kind: Annotated[
         str | None, option(SHAPE, "NAME", f"{KINDS}.", "--format", default="that of FILE, else table")
     ] = None,
@@ -45,7 +48,7 @@ def leaderboard(
 
     chosen = choose_format(kind, output)
     check_metric(metric)
-    results = frames.load_results(folder)
+    results = frames.load_results(folder, with_published=with_published)
     warn_files(results.problems)
     note_unfinished(Counter(results.unfinished.values()), "counted")
     board = frames.leaderboard(results, metric, dataset, preset, against, paper)
