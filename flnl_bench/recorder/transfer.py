@@ -196,7 +196,7 @@ def _place(archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
 
 
 def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
-    """What a run's method believed, of which nothing is asked here but its size: empty if there is nothing."""
+    """What a run's method believed, as a file of which only the size is checked; empty if there is none."""
     name = f"{place.as_posix()}/{BELIEFS}"
     return archive.read(name) if name in archive.namelist() else b""
 
