@@ -99,8 +99,10 @@ class JointOpt(Method):
         }
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
-        """Remember the labels for the case that training diverges."""
-        state = client.state
+        """π, and a copy of the labels for the case that training diverges."""
+        state, classes = client.state, client.terms.classes
+        shares = class_counts(client.y, classes) / client.size
+        client.scratch["prior"] = shares if self.prior == "given" else torch.full_like(shares, 1 / classes)
         client.scratch["before"] = {name: state[name].clone() for name in ("labels", "outputs", "seen")}
         state["renewed"] |= self.renews(client.round, client.terms)
 
@@ -113,14 +115,9 @@ class JointOpt(Method):
         self.remember(logits.detach().softmax(1), batch.index, client)
         loss = loss + self.beta * entropy(logits)
         least = client.terms.classes / 2 if self.min_batch_prior is None else self.min_batch_prior
-        return loss + self.alpha * self.prior_loss(logits, client) if len(batch.y) >= least else loss
-
-    def prior_loss(self, logits: Tensor, client: Client) -> Tensor:
-        """L_p = −Σ_c π_c·ln p̄_c, one value that all examples share."""
-        mean = logits.softmax(1).mean(0).clamp_min(1e-8)
-        if self.prior == "uniform":
-            return -mean.log().mean()
-        return -(class_counts(client.y, len(mean)) / client.size * mean.log()).sum()
+        if len(batch.y) >= least:
+            loss = loss + self.alpha * prior_loss(logits, client.scratch["prior"])
+        return loss
 
     def remember(self, outputs: Tensor, rows: Tensor, client: Client) -> None:
         """Store outputs [B, C] of some rows and, from T1 on, renew their labels.
@@ -135,7 +132,7 @@ class JointOpt(Method):
             stored = torch.full_like(seen, length) if self.fnbench_history else seen.clamp_max(length)
             label = state["outputs"][rows].sum(1) / stored.unsqueeze(1)
             if self.labelling == "hard":
-                label = F.one_hot(label.argmax(1), label.shape[1]).float()
+                label = torch.zeros_like(label).scatter(1, label.argmax(1, keepdim=True), 1.0)
             enough = (seen >= self.min_history).unsqueeze(1)
             state["labels"][rows] = torch.where(enough, label, state["labels"][rows])
 
@@ -159,3 +156,8 @@ class JointOpt(Method):
         largest = class_counts(labels, state["labels"].shape[1]).max().item() / len(labels)
         numbers = {"labels_changed": 1 - clean.float().mean().item(), "largest_class": largest}
         return Beliefs(clean=clean, labels=labels, pseudo_labels=labels, numbers=numbers)
+
+
+def prior_loss(logits: Tensor, prior: Tensor) -> Tensor:
+    """L_p = −Σ_c π_c·ln p̄_c, one value that all examples share."""
+    return -(prior * logits.softmax(1).mean(0).clamp_min(1e-8).log()).sum()

@@ -135,5 +135,5 @@ def probability(logits: Tensor, y: Tensor) -> Tensor:
 
 def reverse_cross_entropy(logits: Tensor, y: Tensor, floor: float) -> Tensor:
     """−Σ_c p_c·ln q_c of a one-hot q whose zeros are taken for `floor`: −ln(floor)·Σ_{c≠y} p_c."""
-    others = 1 - F.one_hot(y, logits.shape[1])
-    return -math.log(floor) * (others * logits.softmax(1).clamp(1e-7, 1)).sum(1)
+    others = logits.softmax(1).clamp(1e-7, 1).scatter(1, y.unsqueeze(1), 0.0)
+    return -math.log(floor) * others.sum(1)

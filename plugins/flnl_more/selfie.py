@@ -132,8 +132,11 @@ class Selfie(Method):
     def refurbish(self, rows: Tensor, client: Client) -> Tensor:
         """r of some rows, after a look at their histories."""
         state, classes = client.state, client.terms.classes
-        votes = F.one_hot(state["predictions"][rows].long(), classes).sum(1)  # [B, C]
-        complete = state["seen"][rows] >= state["predictions"].shape[1]
+        predictions = state["predictions"][rows].long()  # [B, q]
+        # Not one_hot, which looks at its input on the host.
+        empty, one = predictions.new_zeros(len(rows), classes), torch.ones_like(predictions)
+        votes = empty.scatter_add(1, predictions, one)
+        complete = state["seen"][rows] >= predictions.shape[1]
         sure = complete & (uncertainty(votes) <= self.threshold)
         before = state["refurbished"][rows] if self.reuse else -1
         state["refurbished"][rows] = torch.where(sure, votes.argmax(1), before)
