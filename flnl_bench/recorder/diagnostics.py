@@ -19,7 +19,13 @@ from flnl_bench.files import replace_file
 from flnl_bench.scenario import Scenario
 from flnl_bench.streams import stream
 
-UNKNOWN = {"clean": np.int8(-1), "clean_probability": np.nan, "labels": -1, "pseudo_labels": -1}  # per sample
+UNKNOWN = {  # per sample
+    "clean": np.int8(-1),
+    "clean_probability": np.nan,
+    "losses": np.nan,
+    "labels": -1,
+    "pseudo_labels": -1,
+}
 
 
 def as_array(values: Any) -> np.ndarray:
