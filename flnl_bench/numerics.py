@@ -64,10 +64,7 @@ STATISTICS = ("running_mean", "running_var")  # ends of names; large variances m
 
 
 def combined(updates: Sequence[Update], rule: Rule, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The models of a round made one by a rule; those that are not finite are left out before.
-
-    Where none is left, `otherwise`: the global weights as they are.
-    """
+    """The finite models of a round made one by a rule; `otherwise`, the global weights, if there are none."""
     sound = [update for update in updates if is_finite(update.weights)]
     return rule([u.weights for u in sound], [u.size for u in sound]) if sound else dict(otherwise)
 
@@ -90,9 +87,9 @@ def trimmed_mean(weights: Models, shares: Sequence[float] = (), distrust: float 
 def krum(
     weights: Models, shares: Sequence[float] = (), distrust: float = 0.3, selected: int | None = 1
 ) -> dict[str, Tensor]:
-    """The mean of the models whose m − f − 2 nearest others are nearest, by the sum of squared distances.
+    """The mean of the `selected` models (None: m − f − 2) with the smallest scores; all of one or two models.
 
-    `selected` of them are taken, None for m − f − 2; the first of equals. All, if they are fewer than three.
+    A score is the sum of squared distances to the m − f − 2 nearest others; of equal ones the first counts.
     """
     count = len(weights)
     if count < 3:
