@@ -66,8 +66,7 @@ class Selfie(Method):
 
     def __post_init__(self) -> None:
         bounded(self, "history", low=1)
-        bounded(self, "threshold", low=-1, high=1)
-        bounded(self, "noise_rate", "warmup_share", high=1)
+        bounded(self, "threshold", "noise_rate", "warmup_share", high=1)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
