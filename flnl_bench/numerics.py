@@ -65,6 +65,13 @@ def kl_divergence(teacher: Tensor, student: Tensor, temperature: float = 1.0) ->
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
+def entropy(logits: Tensor) -> Tensor:
+    """−Σ_c p_c·ln p_c of p = softmax(logits), per example."""
+    # From the logarithm: p·ln p is 0, not NaN, where p underflows, and so is its gradient.
+    log_p = F.log_softmax(logits, dim=1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
 def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of a softmax over *probabilities*: ln Σ_c exp(p_c) − p_y, a range of width one.
 
