@@ -92,6 +92,26 @@ def class_counts(y: Tensor, classes: int) -> Tensor:
     return F.one_hot(y, classes).sum(0)  # bincount reads its size on the host and varies on CUDA
 
 
+def log_prior(counts: Tensor, tau: float = 1.0) -> Tensor:
+    """τ·ln(n_kc / n_k) for each class, to adjust logits by; −∞ for absent ones, which get no gradient."""
+    present = counts > 0
+    prior = counts.clamp_min(1) / counts.sum()
+    return torch.where(present, tau * prior.log(), -math.inf)
+
+
+# -- predictions ---------------------------------------------------------------------------------------
+def sharpen(p: Tensor, temperature: float) -> Tensor:
+    """p_c^(1/T) / Σ p_c'^(1/T)."""
+    power = p ** (1 / temperature)
+    return power / power.sum(1, keepdim=True)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of vectors along the last dimension, 0 where one of them is zero; the others broadcast."""
+    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    return (a * b).sum(-1) / lengths.clamp_min(1e-8)
+
+
 # -- mixtures ------------------------------------------------------------------------------------------
 class Mixture(NamedTuple):
     """A two-component Gaussian mixture over losses, the clean side first."""
@@ -159,6 +179,15 @@ def min_max_scaled(values: np.ndarray) -> np.ndarray | None:
     if not np.isfinite(values).all() or np.ptp(values) < 1e-6:
         return None
     return (values - values.min()) / np.ptp(values)
+
+
+def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
+    """DivideMix's posterior of the low-loss component over scaled losses; None where they are all equal."""
+    scaled = min_max_scaled(losses)
+    if scaled is None:
+        return None
+    fit = loss_mixture(scaled, max_iter=100, tol=1e-2, reg_covar=5e-4)
+    return None if fit is None else fit.clean_probability
 
 
 # -- MixUp ---------------------------------------------------------------------------------------------
