@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from flnl_bench import Method, hookimpl
+from flnl_more.fedelc import FedELC
+from flnl_more.fedlsr import FedLSR
+from flnl_more.fedrn import FedRN
+from flnl_more.rofl import RoFL
 
 
 @hookimpl
 def flnl_register_methods() -> list[type[Method]]:
     """The methods of this package."""
-    return []
+    return [
+        *(FedRN, FedLSR, RoFL, FedELC),
+    ]
