@@ -114,10 +114,12 @@ class RoFL(Method):
     def on_receive(self, model: Model, client: Client) -> None:
         """Predicted labels and the first centroids, from one look with the received model."""
         features, logits = client.map(lambda batch: client.received.both(batch.x))
+        given = F.one_hot(client.y, client.terms.classes).to(features.dtype)  # once: in a step it would wait
         centroids = client.inbox.get("centroids")
         if centroids is None:
-            centroids, _ = class_means(features, client.y, client.terms.classes)
-        client.scratch.update(centroids=centroids, forget=self.forget(client.round, client.terms))
+            centroids, _ = class_means(features, given)
+        forget = self.forget(client.round, client.terms)
+        client.scratch.update(given=given, centroids=centroids, forget=forget)
         client.state["predicted"] = logits.argmax(1)
         client.state["clean"] = torch.zeros_like(client.y, dtype=torch.bool)  # of the last epoch, as is
         client.state["labels"] = client.y.clone()
@@ -138,7 +140,8 @@ class RoFL(Method):
         pulled = fixed if self.centroid == "constant" else features
         pull = torch.where(confident, (pulled - centroids[y]).square().sum(1), 0.0)
         losses = losses + self.pull_weight(client) * (1 if self.centroid == "mean" else count) * pull
-        client.scratch["centroids"] = moved(centroids, *class_means(fixed, y, client.terms.classes, kept))
+        members = client.scratch["given"][batch.index] * kept.unsqueeze(1)
+        client.scratch["centroids"] = moved(centroids, *class_means(fixed, members))
         return mean_of_kept(losses, kept)
 
     def pull_weight(self, client: Client) -> float:
@@ -154,13 +157,8 @@ class RoFL(Method):
         return Beliefs(clean=state["clean"], labels=state["labels"], pseudo_labels=state["predicted"])
 
 
-def class_means(
-    features: Tensor, y: Tensor, classes: int, kept: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The mean feature of each class [C, d], 0 for a class without samples, and the counts [C]."""
-    members = F.one_hot(y, classes).to(features.dtype)  # [B, C]
-    if kept is not None:
-        members = members * kept.unsqueeze(1)
+def class_means(features: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean feature of each class [C, d] and its samples [C], from who is in it [B, C]; 0 if nobody is."""
     counts = members.sum(0)
     return members.T @ features / counts.clamp_min(1).unsqueeze(1), counts
 
