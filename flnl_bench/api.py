@@ -151,6 +151,7 @@ class Beliefs:
     labels: Tensor | np.ndarray | None = None  # int [n], labels that are trained on now, -1 for none
     pseudo_labels: Tensor | np.ndarray | None = None  # int [n], labels guessed by a model, -1 for none
     numbers: Mapping[str, float] = field(default_factory=dict)  # averaged over the round's clients
+    losses: Tensor | np.ndarray | None = None  # float [n], by which its sieve parts clean from noisy
 
 
 class Federation(Protocol):

@@ -14,9 +14,9 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.n
 
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
-    {"errors", "streams", "processes"},
+    {"errors", "streams", "processes", "text"},
     {"files", "tables"},
-    {"config"},
+    {"config", "messages"},
     {"data"},
     {"scenario", "models"},
     {"numerics"},

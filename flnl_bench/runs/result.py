@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The arrays of beliefs.npz: one value a sample, and one value a client; not every run has all of them.
-BELIEFS = ("client", "row", "given"), ("true", "clean", "clean_probability", "labels", "pseudo_labels")
+BELIEFS = (
+    ("client", "row", "given"),
+    ("true", "clean", "clean_probability", "losses", "labels", "pseudo_labels"),
+)
 CLIENTS = ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"), ("realised_ratio",)
 
 

@@ -128,6 +128,7 @@ class FLDivideMix(Method):
             return tuple(F.cross_entropy(net(batch.x), batch.y, reduction="none") for net in networks)
 
         losses = client.map(look, views=("weak" if self.gmm_loss_aug else "plain",))
+        client.state["losses"] = torch.stack(losses).mean(0)  # for the recorder alone
         return {
             own: clean_posterior(loss.cpu().numpy()) if client.size >= FEWEST else None
             for (own, _), loss in zip(PAIRS, losses, strict=True)
@@ -198,6 +199,7 @@ class FLDivideMix(Method):
             clean_probability=w,
             noise_ratio=float(1 - clean.mean()),
             numbers=state["numbers"],
+            losses=state.get("losses"),
         )
 
 
