@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench.errors import BadInput
+from flnl_bench.models.network import count_work as count_work  # for methods
 
 if TYPE_CHECKING:
     from flnl_bench.api import Server, Step, Terms
@@ -116,6 +117,7 @@ def two_gaussians(
     fit = GaussianMixture(
         2, covariance_type=covariance, max_iter=max_iter, tol=tol, reg_covar=reg_covar, random_state=seed
     )
+    count_work(mixtures=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping at max_iter is what the papers do
         return fit.fit(x)

@@ -16,7 +16,7 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.n
 LAYERS = (
     {"errors", "streams", "processes"},
     {"files", "tables"},
-    {"config"},
+    {"config", "messages"},
     {"data"},
     {"scenario", "models"},
     {"numerics"},

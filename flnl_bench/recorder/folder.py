@@ -120,10 +120,10 @@ def _round(values: object) -> Row:
 
 
 def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of rounds.jsonl without nesting: the method's numbers and the diagnostics get columns."""
+    """A line of rounds.jsonl without nesting: the method's numbers, diagnostics and counts get columns."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if name in ("method", "diagnostics"):
+        if name in ("method", "diagnostics", "counts"):
             flat |= {f"{name}_{key}": number for key, number in value.items()}
         else:
             flat[name] = value

@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.files import json_text
+from flnl_bench.messages import merge
 
 SCHEMA = 1
 METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
+COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
 LAST = 10  # rounds in the headline mean
 Row = dict[str, Any]  # a line of rounds.jsonl
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Summary:
     bytes_up: int
     forward: int
     backward: int
+    counts: Mapping[str, Any] | None = None  # as of a round; None where a round does not have them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +195,17 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
         seconds=sum(row["seconds"] for row in rounds),
         **{name: sum(row[name] for row in rounds) for name in COSTS},
+        counts=total_counts([row.get("counts") for row in rounds]),
     )
+
+
+def total_counts(counts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """The counts of some rounds as one; None if an older version has played one of them."""
+    known = [one for one in counts if one is not None]
+    if not known or len(known) < len(counts):
+        return None
+    sums = {name: sum(one[name] for one in known) for name in COUNTS}
+    return {**sums, "sent": merge(one["sent"] for one in known)}
 
 
 def now() -> str:
