@@ -53,7 +53,6 @@ DataDir = Annotated[
 ]
 
 
-
 def _only(what: str) -> Any:
     return option(ONLY, "NAME", f"Only this {what}; may be repeated.")
 

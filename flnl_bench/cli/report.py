@@ -14,7 +14,8 @@ from flnl_bench.cli.show import RUNS
 
 def report(
     output: Annotated[
-        Path, option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o")
+        Path,
+        option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o"),
     ],
     folder: Folder = RUNS,
 ) -> None:

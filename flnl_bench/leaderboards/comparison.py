@@ -53,9 +53,7 @@ def tie(metric: Metric) -> float:
     return 0.5 * 10**-metric.digits
 
 
-def compare(
-    row: Row, base: Row, settings: Sequence[str], metric: Metric = METRICS["last10"]
-) -> Comparison:
+def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric = METRICS["last10"]) -> Comparison:
     """Pair the runs of two rows: same setting, same seed, so the same scenario."""
     limit = tie(metric)
     differences = [

@@ -49,7 +49,9 @@ def row_cost(runs: Iterable[FinishedRun]) -> RowCost:
     runs = list(runs)
     each = [run_cost(run) for run in runs]
     sent = [counts["sent"] for run in runs if (counts := run.summary.get("counts"))]
-    return RowCost({name: _mean(one[name] for one in each) for name in COLUMNS}, merge(sent) if sent else None)
+    return RowCost(
+        {name: _mean(one[name] for one in each) for name in COLUMNS}, merge(sent) if sent else None
+    )
 
 
 def run_cost(run: FinishedRun) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""What runs can be compared by: accuracies, and what methods knew after the last round; one entry a metric."""
+"""What runs can be compared by: accuracies, and what methods knew after the last round; an entry each."""
 
 from __future__ import annotations
 

@@ -91,5 +91,7 @@ def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str]]) -> list[R]:
                 raise unknown(what, name, there, "the results")
     left = [run for run in runs if all(not n or getattr(run, what) in n for what, n in only.items())]
     if not left:
-        raise BadInput(f"no run is of this {' and this '.join(what for what, names in only.items() if names)}")
+        raise BadInput(
+            f"no run is of this {' and this '.join(what for what, names in only.items() if names)}"
+        )
     return left

@@ -126,8 +126,8 @@ def cost_sheet(table: Table, *, paper: bool = False) -> Sheet:
         formula = [Entry(FORMULAS.get(row.method, ""))] if paper else []
         rows.append(SheetRow(row.label, [*entries, *formula]))
     about = [
-        "Measured cost, mean over all settings and seeds: megabytes (10⁶ bytes) for a client of a round, passes "
-        f"for a sample of it (E = {table.protocol.training.get('epochs')} local epochs), fits of a mixture, "
+        "Measured cost, mean over all settings and seeds: megabytes (10⁶ bytes) for a client of a round, "
+        f"passes for a sample of it (E = {table.protocol.training.get('epochs')} local epochs), fits of a mixture, "
         "neighbour searches and seconds for a round; sent: numbers beside the weights for each sample, for "
         "each class and once for a client.",
         f"Protocol: {table.protocol.line}.",
@@ -136,7 +136,9 @@ def cost_sheet(table: Table, *, paper: bool = False) -> Sheet:
     if any(row.cost.sent is None for row in table.rows):
         notes.append("Empty: made by a version that did not count this.")
     if paper:
-        notes.append("Paper: bytes both ways; F forward, B backward; M a model, D samples, C classes, K clients.")
+        notes.append(
+            "Paper: bytes both ways; F forward, B backward; M a model, D samples, C classes, K clients."
+        )
     return Sheet(f"{table.protocol.title} · cost", columns, rows, about, notes=notes)
 
 

@@ -133,9 +133,7 @@ def _average(cells: Mapping[str, Cell], over: Sequence[str]) -> Cell | None:
     return Cell(statistics.fmean(c.mean for c in chosen), None, {}, min(c.count for c in chosen))
 
 
-def _ranks(
-    rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metric
-) -> list[dict[str, float]]:
+def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metric) -> list[dict[str, float]]:
     """The rank of each row in each scored setting; rows without all of them are not ranked."""
     ranks: list[dict[str, float]] = [{} for _ in rows]
     complete = [place for place, cells in enumerate(rows) if all(name in cells for name in over)]
@@ -166,7 +164,8 @@ def marks(table: Table) -> list[dict[str, str]]:
     }
     columns["rank"] = [(-row.rank, row.seeds) if row.rank else None for row in table.rows]
     marked = {
-        name: mark_column(numbers, 2 if name == "rank" else metric.digits) for name, numbers in columns.items()
+        name: mark_column(numbers, 2 if name == "rank" else metric.digits)
+        for name, numbers in columns.items()
     }
     return [{name: marked[name][place] for name in columns} for place in range(len(table.rows))]
 

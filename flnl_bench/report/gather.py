@@ -37,13 +37,11 @@ COST_UNITS = {
     "megabytes_up": ("up", "MB a client and round"),
     "forward": ("forward", "passes a sample and round"),
     "backward": ("backward", "passes a sample and round"),
-    "mixtures": ("mixtures", "fits a round"),
+    "mixtures": ("mixtures fitted", "a round"),
     "searches": ("neighbour searches", "a round"),
     "seconds": ("time", "s a round"),
 }
-COST_METRICS = [
-    Metric(name, f"cost: {header}", higher=False, digits=3) for name, header in COLUMNS.items()
-]
+COST_METRICS = [Metric(name, f"cost: {header}", higher=False, digits=3) for name, header in COLUMNS.items()]
 
 
 class Slugs:
@@ -172,7 +170,8 @@ class Report:
             "scored": list(table.scored),
             "alarms": list(table.alarms),
             "paper": {"told": text, "comparable": comparable},
-            "order": order and {
+            "order": order
+            and {
                 "dataset": compared_with(table),
                 "spearman": rounded(order.spearman),
                 "kendall": rounded(order.kendall),
@@ -195,9 +194,7 @@ class Report:
     def _paper(self, place: Place, number: int) -> dict[str, Any]:
         """The paper's mean and deviation by metric and setting."""
         return {
-            name: {
-                setting: [cell.mean, cell.std] for setting, cell in paper_cells(t, t.rows[number]).items()
-            }
+            name: {setting: [cell.mean, cell.std] for setting, cell in paper_cells(t, t.rows[number]).items()}
             for name, t in place.tables.items()
         }
 

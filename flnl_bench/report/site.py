@@ -100,9 +100,7 @@ def shown(value: Any) -> Any:
         return f"{value:.6g}"
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    return "".join(
-        sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in value
-    )
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in value)
 
 
 def script_data(value: Any) -> Any:
@@ -134,8 +132,13 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
         rows = report.rows_of(label)
         about = known.get(rows[0][1].method, {})
         page(f"methods/{slug}.html", "method.html", label=label, slug=slug, rows=rows, about=about)
-    labels = {run.path: label for label in report.slugs for _, row in report.rows_of(label)
-              for seeds in row.cells.values() for run in seeds.values()}
+    labels = {
+        run.path: label
+        for label in report.slugs
+        for _, row in report.rows_of(label)
+        for seeds in row.cells.values()
+        for run in seeds.values()
+    }
     for run in report.pages.values():
         label = labels[run.run.path]
         page(f"runs/{run.slug}.html", "run.html", page=run, label=label, data=_curves(run))

@@ -210,7 +210,8 @@
     const head = el("tr", {}, header(made, number_, "method"), ...columns.map((column) => header(made, number_, column)));
     parts.push(el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": table.title },
       el("table", {}, el("caption", { class: "hidden", text: `${table.title}, ${made.metric.help}` }), el("thead", {}, head), el("tbody", {}, ...body))));
-    const notes = [`${made.metric.help}; ${made.metric.higher ? "higher" : "lower"} is better. Rank${made.over.length > 1 ? " and Avg" : ""}: over ${made.over.join(", ")}.`];
+    const help = made.metric.help[0].toUpperCase() + made.metric.help.slice(1);
+    const notes = [`${help}; ${made.metric.higher ? "higher" : "lower"} is better. Rank${made.over.length > 1 ? " and Avg" : ""}: over ${made.over.join(", ")}.`];
     if (made.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds only, where others have ${most}.`);
     if (table.order && (state.metric === "last10")) notes.push(
       `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);

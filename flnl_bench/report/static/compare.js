@@ -44,7 +44,7 @@
       for (const [left, right] of pairs) {
         const lines = [left, right].map((cell, i) => {
           const curve = cell.curves.accuracy || { round: [], mean: [] };
-          return { label: i ? two.label : one.label, place: i, values: curve.mean, low: curve.low, high: curve.high, round: curve.round };
+          return { label: i ? two.label : one.label, place: (i ? second : first).selectedIndex, values: curve.mean, low: curve.low, high: curve.high, round: curve.round };
         });
         const longest = lines[0].round.length >= lines[1].round.length ? lines[0].round : lines[1].round;
         if (longest.length) charts.append(flnl.figure(`${left.setting}: test accuracy (%)`, longest, lines));

@@ -6,7 +6,7 @@
   if (data) {
     const { round, curves } = JSON.parse(data.textContent);
     for (const [name, values] of Object.entries(curves)) {
-      const lines = [{ label: flnl.titles[name], place: 0, values }];
+      const lines = [{ label: "value", place: 0, values }];
       document.getElementById("charts").append(flnl.figure(flnl.titles[name], round, lines));
     }
   }
