@@ -38,7 +38,9 @@ def costly(tmp_path):
 
 
 def test_costs_are_for_a_client_a_sample_or_a_round(costly):
-    lines = csv.DictReader(io.StringIO(flnl("leaderboard", costly, "--metric", "cost", "--format", "csv").out))
+    lines = csv.DictReader(
+        io.StringIO(flnl("leaderboard", costly, "--metric", "cost", "--format", "csv").out)
+    )
     older, ours = lines
     names = ("megabytes_down", "megabytes_up", "forward", "backward", "mixtures", "searches", "seconds")
     assert [float(ours[name]) for name in names] == [0.2, 0.4, 3.0, 1.0, 3.0, 1.0, 0.25]
@@ -53,8 +55,12 @@ def test_costs_are_for_a_client_a_sample_or_a_round(costly):
 def test_the_cost_table_has_the_papers_formulas_when_asked(costly):
     out = flnl("leaderboard", costly, "--metric", "cost", "--paper", "--format", "md").out
     (row,) = [line for line in out.splitlines() if line.startswith("| fedgr |")]
-    assert row == "| fedgr | 0.2 | 0.4 | 3 | 1 | 3 | 1 | 0.25 | 2 | 0 | 1 | 2M + 2D; (E+3) F, E B, a mixture |"
-    assert "fedgr: Beside the weights a client sends 2 numbers for each of its samples (losses; 8 bytes)" in out
+    assert (
+        row == "| fedgr | 0.2 | 0.4 | 3 | 1 | 3 | 1 | 0.25 | 2 | 0 | 1 | 2M + 2D; (E+3) F, E B, a mixture |"
+    )
+    assert (
+        "fedgr: Beside the weights a client sends 2 numbers for each of its samples (losses; 8 bytes)" in out
+    )
     assert "made by a version that did not count this" in out
     assert "(E+3)" not in flnl("leaderboard", costly, "--metric", "cost").out
 
@@ -101,7 +107,9 @@ def test_of_memorised_labels_fewer_are_better(knowing):
     assert (rows["fedgr"]["rank"], rows["fedavg"]["rank"]) == (1.0, 2.0)
     done = flnl("leaderboard", knowing, "--metric", "memorised", "--against", "fedavg")
     assert "below 0 is better than fedavg" in done.out
-    assert any(line.split()[:3] == ["fedgr", "3", "-5.00"] and "3/0/0" in line for line in done.out.splitlines())
+    assert any(
+        line.split()[:3] == ["fedgr", "3", "-5.00"] and "3/0/0" in line for line in done.out.splitlines()
+    )
 
 
 def test_a_row_without_the_number_is_left_out_and_a_seed_without_it_too(knowing):
@@ -160,7 +168,9 @@ def test_the_papers_order_is_compared_cell_by_cell_and_over_all(tmp_path):
     right = {"fedavg": (20,), "fl-coteaching": (30,), "fl-dividemix": (40,)}
     wrong = {"fedavg": (40,), "fl-coteaching": (30,), "fl-dividemix": (20,)}
     for dataset in ("cifar10", "digits"):
-        write_grid(tmp_path, {m: {"sym-1.0": v, "asym-1.0": wrong[m]} for m, v in right.items()}, dataset=dataset)
+        write_grid(
+            tmp_path, {m: {"sym-1.0": v, "asym-1.0": wrong[m]} for m, v in right.items()}, dataset=dataset
+        )
     out = flnl("leaderboard", tmp_path, "--paper", "--format", "md").out
     rows = [line for line in out.splitlines() if "spearman" in line or "kendall" in line]
     assert rows[0] == "| cifar10 · iid · quick: spearman | 1.00 | -1.00 | 0.00 |"

@@ -22,7 +22,9 @@ SAMPLES, CLASSES = 7, 4
 
 
 def kinds(message, samples=SAMPLES):
-    return {name: (e["per"], e["units"], e["numbers"]) for name, e in leaving(message, samples, CLASSES).items()}
+    return {
+        name: (e["per"], e["units"], e["numbers"]) for name, e in leaving(message, samples, CLASSES).items()
+    }
 
 
 def test_what_has_the_length_of_the_samples_is_for_samples_and_so_on():
@@ -30,7 +32,7 @@ def test_what_has_the_length_of_the_samples_is_for_samples_and_so_on():
         "losses": torch.zeros(7),
         "features": np.zeros((7, 3)),
         "listed": [0.5] * 7,
-        "by_id": {k: 0.1 for k in range(7)},
+        "by_id": dict.fromkeys(range(7), 0.1),
         "prototypes": torch.zeros(4, 5),
         "ratio": 0.3,
         "scalar": torch.tensor(1.0),

@@ -127,9 +127,9 @@ def cost_sheet(table: Table, *, paper: bool = False) -> Sheet:
         rows.append(SheetRow(row.label, [*entries, *formula]))
     about = [
         "Measured cost, mean over all settings and seeds: megabytes (10⁶ bytes) for a client of a round, "
-        f"passes for a sample of it (E = {table.protocol.training.get('epochs')} local epochs), fits of a mixture, "
-        "neighbour searches and seconds for a round; sent: numbers beside the weights for each sample, for "
-        "each class and once for a client.",
+        f"passes for a sample of it (E = {table.protocol.training.get('epochs')} local epochs), fits of "
+        "a mixture, neighbour searches and seconds for a round; sent: numbers beside the weights for each "
+        "sample, for each class and once for a client.",
         f"Protocol: {table.protocol.line}.",
     ]
     notes = [f"{row.label}: {row.cost.told}" for row in table.rows if row.cost.told]

@@ -130,7 +130,7 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
         data = f"flnl.take({script_data(slug)}, {script_data(report.method(label))});\n"
         (site / "data" / f"{slug}.js").write_text(data, encoding="utf-8")
         rows = report.rows_of(label)
-        about = known.get(rows[0][1].method, {})
+        about = known.get(rows[0][1].method, {"summary": "", "reference": ""})
         page(f"methods/{slug}.html", "method.html", label=label, slug=slug, rows=rows, about=about)
     labels = {
         run.path: label
