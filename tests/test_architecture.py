@@ -25,7 +25,7 @@ LAYERS = (
     {"registry", "engine", "recorder"},
     {"runs"},
     {"testing"},
-    {"suite", "leaderboards"},
+    {"suite", "leaderboards", "observations"},
     {"plots", "report"},
     {"cli"},
     {"__main__"},
