@@ -63,11 +63,14 @@ def levels(edges: Mapping[str, set[str]]) -> list[list[str]]:
     """Parts above each other: each as high as it can be below all who import it, near to them."""
     importers = {name: [other for other in edges if name in edges[other]] for name in edges}
 
+    hanging = ["cli"]  # what the command line uses hangs below it
+    for name in hanging:
+        hanging += sorted(edges[name] - set(hanging))
+
     def depth(name: str) -> int:
-        held = [other for other in importers[name] if other == "cli" or importers[other]]
-        if name != "cli" and not held:  # just above what it imports
+        if name not in hanging:  # just above what it imports
             return min(depth(other) for other in edges[name]) - 1
-        return max((depth(other) + 1 for other in held), default=0)
+        return max((depth(other) + 1 for other in importers[name] if other in hanging), default=0)
 
     found: list[list[str]] = [[] for _ in range(1 + max(map(depth, edges)))]
     for name in sorted(edges):
