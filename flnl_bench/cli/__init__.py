@@ -16,6 +16,7 @@ from flnl_bench.cli import (
     listing,
     observe,
     plot,
+    report,
     results,
     run,
     scenario,
@@ -34,6 +35,7 @@ app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("suite")(suite.suite)
 app.command("leaderboard")(leaderboard.leaderboard)
+app.command("report")(report.report)
 app.command("plot")(plot.plot)
 app.command("compare")(compare.compare)
 app.add_typer(observe.app, name="observe")

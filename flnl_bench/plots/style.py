@@ -43,7 +43,7 @@ KNOWN = (
     *("jointopt", "selfie"),
     *("fedgr/no-sieve", "fedgr/no-refine", "fedgr/no-repreg", "fedgr/no-ema", "fedgr/no-weak"),
     *("fedgr/no-strong", "fedgr/online-ema", "fedgr/replacement", "feddiv/release-filter"),
-    *("feddiv/persistent", "fedgr/released"),
+    *("feddiv/persistent", "fedgr/released", "gce/truncated", "krum/multi", "fedlsr/plus"),
 )
 
 RC = {
