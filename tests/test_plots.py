@@ -99,8 +99,10 @@ def test_filters_choose_runs(tmp_path):
             write_curve(tmp_path, [seed, seed], method, seed=seed)
     (axis,) = plots.curves(tmp_path, method="fedprox", seed=[13]).axes
     assert {name: points[:, 1].tolist() for name, points in lines_of(axis).items()} == {"fedprox": [13, 13]}
-    with pytest.raises(fb.BadInput, match="unknown method 'fedprx' in these runs; did you mean 'fedprox'"):
+    with pytest.raises(fb.BadInput, match="unknown method 'fedprx' in the results; did you mean 'fedprox'"):
         plots.curves(tmp_path, method="fedprx")
+    with pytest.raises(fb.BadInput, match=r"unknown seed '2' in the results .allowed: 1, 13."):
+        plots.curves(tmp_path, seed=2)
 
 
 # -- headline numbers --------------------------------------------------------------------------------
@@ -136,9 +138,9 @@ def test_cells_with_nothing_to_compare_are_left_out_of_an_ablation(tmp_path):
     with pytest.raises(fb.BadInput, match="nothing to compare fedgr with"):
         plots.ablation(tmp_path)
     for method in ("fedgr", "fedgr/no-sieve"):
-        write_run(tmp_path, method, setting="clean", version=2)
+        write_run(tmp_path, method, setting="clean")
     (axis,) = plots.ablation(tmp_path).axes
-    assert [text.get_text() for text in axis.get_xticklabels()] == ["fedgr v2", "no-sieve v2"]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["fedgr", "no-sieve"]
 
 
 def sweep(out, **more) -> None:
@@ -258,7 +260,7 @@ def test_the_command_writes_by_the_ending(tmp_path):
         (["curves", "-o", "no/a.png"], "there is no folder no to write a.png into"),
         (["curves", "nowhere"], "there is no folder nowhere of a run or of results"),
         (["curves", "empty"], "there is no finished run in empty"),
-        (["curves", "runs", "--setting", "sym"], "unknown setting 'sym' in these runs"),
+        (["curves", "runs", "--setting", "sym"], "unknown setting 'sym' in the results"),
         (["curves", "runs", "--x", "mu"], "--x is not for curves plots"),
         (["cost", "runs", "--metric", "last"], "unknown metric 'last'"),
         (

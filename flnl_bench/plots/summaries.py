@@ -138,7 +138,7 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
 
 def _one_method(source: Source, filters: Mapping[str, Any]) -> tuple[str, list[Cell]]:
     """The method whose rows are compared, and the cells with its rows."""
-    runs = runs_of(source, filters, named=base_of)
+    runs = runs_of(source, filters, family=True)
     methods = sorted({base_of(run.method) for run in runs})
     if len(methods) > 1:
         rows = {
