@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flnl_bench import text
 from flnl_bench.files import json_text
 from flnl_bench.leaderboards.comparison import Comparison, comparisons
 from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols, unlike_paper
@@ -104,7 +105,8 @@ def as_csv(board: Leaderboard) -> str:
     writer.writeheader()
     for record in records(board):
         seeds, values = " ".join(map(str, record["seeds"])), json.dumps(record["hyperparameters"])
-        writer.writerow({**record, "seeds": seeds, "hyperparameters": values})
+        cells = {**record, "seeds": seeds, "hyperparameters": values}
+        writer.writerow({name: text.csv(value) for name, value in cells.items()})
     return out.getvalue()
 
 
