@@ -93,6 +93,18 @@ def finite(value: Any) -> Any:
     return value
 
 
+def make_writable(folder: Path) -> None:
+    """Make a folder and try to write there, or say why that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        write_new(probe, "")
+        probe.unlink()
+    except OSError as error:
+        reason = f"{error.strerror} (choose another folder with --out)"
+        raise BadInput(f"cannot write to {folder}: {reason}") from None
+
+
 # -- names and places --------------------------------------------------------------------------------
 def path_part(name: str, what: str) -> str:
     """A name that becomes one part of a path, or an error: nothing may lead elsewhere or hide."""

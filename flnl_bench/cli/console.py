@@ -93,8 +93,9 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
         box=None, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
     )
     for name in columns:
+        number = name in right  # never parted from its unit
         made.add_column(
-            name, justify="right" if name in right else "left", overflow="fold", header_style="dim"
+            name, justify="right" if number else "left", overflow="fold", header_style="dim", no_wrap=number
         )
     return made
 

@@ -27,6 +27,7 @@ class FinishedRun:
     training: Mapping[str, Any]
     hyperparameters: Mapping[str, Any]
     fingerprint: str
+    images: int | None  # that were trained on
     generated: bool  # the scenario was made from its seed, not read from a file
     numbers: int  # NUMBERS_VERSION of the package that made it
     values: Mapping[str, float]  # by metric
@@ -65,6 +66,7 @@ def finished_run(record: RunRecord, path: Path) -> FinishedRun:
         training=vars(config.training),
         hyperparameters=config.hyperparameters,
         fingerprint=record.scenario.fingerprint,
+        images=record.scenario.samples,
         generated=config.scenario is None,
         numbers=record.numbers,
         values={metric: float(getattr(summary, metric)) for metric in METRICS},

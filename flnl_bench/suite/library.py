@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.files import make_writable
 from flnl_bench.runs.resolve import federate
 from flnl_bench.suite.board import Board, run_object
 from flnl_bench.suite.conduct import Launcher, conduct
@@ -113,6 +114,7 @@ def run_suite(
     for text in () if progress else board.warnings:
         warnings.warn(text, stacklevel=2)
     if not dry_run and board.having("waiting", "running"):
+        make_writable(out)
         if executor == "local":
             _check_data(board, loading)
         sbatch = {key: str(value) for key, value in (slurm or {}).items()}
