@@ -16,7 +16,7 @@ from flnl_bench.processes import terminate_as_interrupt
 
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
-app = typer.Typer(name="flnl-bench", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="flnl-bench", pretty_exceptions_enable=False)
 app.command("run")(run.run)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _execute(arguments: Sequence[str] | None) -> int:
     """The exit code of one command; whatever a user can cause becomes one line on stderr."""
     try:
-        code = app(args=arguments, prog_name="flnl-bench", standalone_mode=False)
+        command = typer.main.get_command(app)
+        hide_types_of_switches(command)
+        code = command(args=arguments, prog_name="flnl-bench", standalone_mode=False)
     except Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
     except (MethodFailed, BrokenContract) as error:
@@ -73,6 +75,15 @@ def _execute(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'no file name'}")
     return _fail(INTERRUPTED, "interrupted") if code == INTERRUPTED else int(code or 0)
+
+
+def hide_types_of_switches(command: Any) -> None:
+    """A switch takes no value: where typer would write <bool>, the help says nothing."""
+    for option in command.get_params(typer.Context(command)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        hide_types_of_switches(inner)
 
 
 def _fail(code: int, message: str) -> int:
