@@ -1,32 +1,28 @@
-"""Files that others made: data, scenarios, archives, suites; and text in them that means something elsewhere."""
+"""Files that others made: data, scenarios, archives and suites that are broken, forged or bombs."""
 
 from __future__ import annotations
 
-import csv
-import io
+import dataclasses
 import json
 import os
 import zipfile
 
 import numpy as np
 import pytest
-from command_line import flnl, tiny
+from command_line import flnl
 from suite_grids import GOOD, TINY, grid_of
 from synthetic_runs import write_run
 
-from flnl_bench import text
-from flnl_bench.config import RunConfig, training_changes
+from flnl_bench.config import training_changes
 from flnl_bench.data import dataset_name, downloads, load_dataset
 from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.files import parse_json, read_npz, read_toml
-from flnl_bench.leaderboards import frames
-from flnl_bench.recorder.record import summarise
+from flnl_bench.recorder.record import read_record
 from flnl_bench.registry import default_registry, parse_value
+from flnl_bench.runs.presets import load_preset
 from flnl_bench.scenario import check_dataset, draw_scenario, load_scenario, save_scenario
 from flnl_bench.suite.board import Board
 from flnl_bench.testing import toy_dataset
-
-EVIL = "fedavg \x1b]0;title\x07\x1b[2J\x9b31m<script>alert(1)</script> | x\n| fake | 99.99 |\u202e"
 
 
 def arrays(**changes):
@@ -130,8 +126,6 @@ def dataset():
 
 def forged(path, scenario, about=(), **changes):
     """A scenario file whose parts were changed, with the fingerprint that fits them."""
-    import dataclasses
-
     fields = {key: changes.pop(key) for key in list(changes) if hasattr(scenario, key)}
     save_scenario(dataclasses.replace(scenario, **fields), path)
     npz, readable = path.with_suffix(".npz"), path.with_suffix(".json")
@@ -256,9 +250,7 @@ def test_an_archive_whose_numbers_or_names_were_changed_is_refused(tmp_path, pat
     assert not (tmp_path / "mine").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["../evil/run.json", "/tmp/evil/run.json", "readme.txt", "a/b/run.json", "x/"]
-)
+@pytest.mark.parametrize("name", ["../e/run.json", "/tmp/e/run.json", "readme.txt", "a/b/run.json", "x/"])
 def test_an_archive_with_other_files_is_refused(tmp_path, name):
     members = exported(tmp_path)
     (record,) = [content for inner, content in members.items() if inner.endswith("run.json")]
@@ -291,9 +283,7 @@ def test_runs_from_before_some_fields_existed_travel(tmp_path):
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     (run / "rounds.jsonl").write_text("".join(json.dumps({**row, "loss": 1.0}) + "\n" for row in rows))
     config = record["config"]
-    from flnl_bench.recorder.record import read_record
-
-    known: RunConfig = read_record(run / "run.json").config
+    known = read_record(run / "run.json").config
     old = list(known.hashes(1))
     assert old[0] == known.hash
     renamed = run.rename(run.with_name(f"{config['preset']}-s1-{old[-1]}"))  # as the first version called it
@@ -314,16 +304,14 @@ def test_values_in_toml_that_nobody_can_mean_are_one_line(tmp_path, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("weight_decay", float("inf")),
-        ("lr", float("nan")),
+        ("weight_decay", np.inf),
+        ("lr", np.nan),
         ("clients", 10**9),
         ("rounds", 10**12),
         ("epochs", 10**9),
     ],
 )
 def test_numbers_that_nobody_can_mean_are_refused(name, value):
-    from flnl_bench.runs.presets import load_preset
-
     with pytest.raises(BadInput, match=f"{name} is"):
         load_preset("quick").training("digits", **training_changes({name: value}))
 
@@ -379,94 +367,3 @@ def test_a_suite_says_whose_claim_it_waits_for(tmp_path):
 def test_json_that_no_reader_can_hold_is_refused(data):
     with pytest.raises(ValueError):
         parse_json(data)
-
-
-# -- text of foreign origin --------------------------------------------------------------------------
-def test_each_medium_has_its_escapes():
-    assert text.terminal("a\x1b[2J\x9b\nb\u202e") == r"a\x1b[2J\x9b b\u202e"
-    assert json.loads(text.json('"\x9b\u202e\U000e0001 ü"')) == "\x9b\u202e\U000e0001 ü"
-    assert text.json('"\x9b ü"') == '"\\u009b ü"'
-    assert [text.csv(cell) for cell in ("=1+1", " @x", "+1", "-1", "a=1", -1.5)] == [
-        *("'=1+1", "' @x", "'+1", "'-1", "a=1"),
-        -1.5,
-    ]
-    assert text.markdown("<b>|\n| x") == r"\<b\>\| \| x"
-    assert text.html('<b>"\x1b') == r"&lt;b&gt;&quot;\x1b"
-    assert text.latex("\\input{x}\x00") == r"\textbackslash{}input\{x\}\textbackslash{}x00"
-
-
-@pytest.fixture
-def evil(tmp_path):
-    """A run that a stranger has named."""
-    write_run(tmp_path, label=EVIL, changed={"view": EVIL}, hyperparameters={"=cmd": "\ud800" + EVIL})
-    return tmp_path
-
-
-@pytest.mark.parametrize("kind", ["table", "md", "latex", "csv", "html", "json"])
-def test_no_format_of_a_leaderboard_lets_a_name_act(evil, kind):
-    done = flnl("leaderboard", evil, "--format", kind, "-o", evil / "out")
-    assert done.code == 0
-    written = (evil / "out").read_text()
-    assert not set("\x1b\x07\x9b\u202e") & set(written)
-    assert ("<script>" in written) == (kind in ("table", "csv", "json"))  # which know no markup
-    assert not any(line.startswith("| fake") for line in written.splitlines())
-    if kind == "csv":
-        cells = [cell for row in csv.reader(io.StringIO(written)) for cell in row]
-        assert not any(cell.startswith(("=", "@", "+")) for cell in cells)
-
-
-def test_what_is_printed_cannot_steer_the_terminal(evil):
-    for arguments in (["leaderboard", evil], ["show", next(evil.rglob("run.json"))]):
-        done = flnl(*arguments)
-        assert not set("\x1b\x07\x9b\u202e") & set(done.out + "".join(done.errors))
-
-
-def test_json_on_the_command_line_is_that_format(tmp_path):
-    write_run(tmp_path)
-    assert (
-        flnl("leaderboard", tmp_path, "--json").json == flnl("leaderboard", tmp_path, "--format", "json").json
-    )
-    assert flnl("leaderboard", tmp_path, "--json", "--format", "md").code == 2
-
-
-# -- what new users found ----------------------------------------------------------------------------
-def test_a_table_of_one_row_has_no_rank_and_a_sweep_that_was_asked_for_no_warning(tmp_path):
-    write_run(tmp_path / "one")
-    (sheet,) = frames.leaderboard(frames.load_results(tmp_path / "one")).sheets
-    assert "rank" not in sheet.columns
-    assert not any("Rank" in note for note in sheet.notes)
-    for mu in (0.1, 1.0):
-        write_run(tmp_path / "two", "fedprox", hyperparameters={"mu": mu}, changed={"mu": mu})
-    board = frames.leaderboard(frames.load_results(tmp_path / "two"))
-    assert "rank" in board.sheets[0].columns
-    assert board.warnings == []
-
-
-def test_the_hint_to_the_paper_keeps_what_was_asked_for_and_comes_once(tmp_path):
-    more = ["--partition", "shard-2", "--set", "mu=0.5"]
-    first, again, as_json = (
-        flnl(*tiny(tmp_path / out, *more, *json_flag, method="fedprox"))
-        for out, json_flag in (("a", []), ("a", []), ("b", ["--json"]))
-    )
-    hint = "--setting sym-1.0 --partition shard-2 --set mu=0.5 --preset paper --dataset cifar10"
-    assert [any(hint in line for line in done.errors) for done in (first, again, as_json)] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_a_training_loss_that_is_never_finite_marks_the_run_as_diverged():
-    costs = {"bytes_down": 1, "bytes_up": 1, "forward": 1, "backward": 1, "seconds": 1.0}
-    row = {"accuracy": 10.0, "loss": 2.3, **costs}
-
-    def diverged(*losses, **more):
-        return summarise(
-            [{"round": i, **row, "train_loss": x, **more} for i, x in enumerate(losses)]
-        ).diverged
-
-    assert diverged(None, None) == 0
-    assert diverged(1.0, None, None) == 1
-    assert diverged(None, 1.0) is None
-    assert diverged(None, None, backward=0) is None  # nobody trained
-    assert diverged(1.0, 1.0, loss=None) == 0

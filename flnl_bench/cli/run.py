@@ -97,7 +97,8 @@ def run(
     asked |= parse_training(asked.pop("training") or [], asked)
     chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds"))
     del asked["fresh"], asked["as_json"]
-    newcomer = not out.exists() and dataset is None and scenario is None and not as_json
+    first = next(out.rglob("run.json"), None) is None
+    newcomer = first and dataset is None and scenario is None and not as_json
     runs = prepare(chosen, asked)
     results = [play(each, fresh) for each in runs]
     for result in results:

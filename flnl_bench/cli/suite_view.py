@@ -148,6 +148,10 @@ def print_plan(result: SuiteResult) -> None:
         "several times as many forward",
         style="dim",
     )
+    if left := result.left:
+        console.print(
+            f"time: about {duration(left.seconds)} with {left.jobs} at once, from {left.source}", style="dim"
+        )
 
 
 def _plan_row(label: str, board: Board, items: list[Item]) -> list[str]:
