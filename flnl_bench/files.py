@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import tomllib
 import zipfile
@@ -55,7 +56,8 @@ def sweep_parts(folder: Path, name: str = "") -> None:
         for entry in os.scandir(folder):
             found = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
             if found and not alive(int(found[1])):
-                os.unlink(entry.path)
+                remove = shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink
+                remove(entry.path)
 
 
 def write_new(path: Path, content: str | bytes) -> None:
@@ -91,6 +93,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder and try to write there, or say why that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        write_new(probe, "")
+        probe.unlink()
+    except OSError as error:
+        reason = f"{error.strerror} (choose another folder with --out)"
+        raise BadInput(f"cannot write to {folder}: {reason}") from None
 
 
 # -- names and places --------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_rounds_are_a_frame_that_knows_its_runs(folder):
     assert rounds.diagnostics_memorised.tolist() == [10.0] * len(rounds)
     some = results.rounds_of(results.runs[results.runs.method == "fedgr"])
     assert set(some.method) == {"fedgr"}
-    assert len(some) == 6 * 50
+    assert len(some) == 6 * ROUNDS
 
 
 def test_rounds_are_not_read_before_they_are_asked_for(folder):

@@ -50,7 +50,7 @@ class Summary:
     best: float | None
     best_round: int | None
     final: float | None
-    diverged: int | None = None  # the first round whose test loss is not finite
+    diverged: int | None = None  # the first round from which on a loss is not finite
     seconds: float
     bytes_down: int
     bytes_up: int
@@ -233,11 +233,23 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         best=None if best is None else accuracies[best],
         best_round=best,
         final=accuracies[-1],
-        diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
+        diverged=_diverged(rounds),
         seconds=sum(row["seconds"] for row in rounds),
         **{name: sum(row.get(name, 0) for row in rounds) for name in COSTS},
         counts=total_counts([row.get("counts") for row in rounds]),
     )
+
+
+def _diverged(rounds: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first round whose test loss is not finite, or from which on no training loss is.
+
+    A server that leaves out broken clients keeps a model that can be tested, and learns nothing.
+    """
+    learns = [row.get("train_loss", 0.0) is not None or not row.get("backward") for row in rounds]
+    trained = max((i + 1 for i, good in enumerate(learns) if good), default=0)
+    tested = (i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None)
+    first = min(next(tested, len(rounds)), trained)
+    return first if first < len(rounds) else None
 
 
 def total_counts(counts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
