@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 PER = ("sample", "class", "client")
+PARTS = ("messages", "units", "numbers", "bytes")
 Sent = Mapping[str, Mapping[str, Any]]
 
 
@@ -29,7 +30,7 @@ def merge(parts: Iterable[Sent]) -> dict[str, dict[str, Any]]:
 
 def _total(entries: list[Mapping[str, Any]]) -> dict[str, Any]:
     per = max((entry["per"] for entry in entries), key=PER.index)
-    total = {key: sum(entry[key] for entry in entries) for key in ("messages", "units", "numbers", "bytes")}
+    total = {key: sum(entry[key] for entry in entries) for key in PARTS}
     return {"per": per, **total, "units": total["messages"] if per == "client" else total["units"]}
 
 

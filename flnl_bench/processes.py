@@ -60,6 +60,17 @@ def start_worker(
     return worker, ours
 
 
+def alive(pid: int) -> bool:
+    """Whether a process of this machine has this number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return pid > 0
+
+
 def hear_termination() -> None:
     """Let SIGTERM through to this worker, also one that was sent while it started."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

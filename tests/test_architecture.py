@@ -15,7 +15,7 @@ PACKS = ("flnl_methods", "flnl_more")
 
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
-    {"errors", "streams", "processes"},
+    {"errors", "streams", "processes", "text"},
     {"files", "tables"},
     {"config", "messages"},
     {"data"},
@@ -25,7 +25,7 @@ LAYERS = (
     {"registry", "engine", "recorder"},
     {"runs"},
     {"testing"},
-    {"suite", "leaderboards"},
+    {"suite", "leaderboards", "observations"},
     {"plots", "report"},
     {"cli"},
     {"__main__"},

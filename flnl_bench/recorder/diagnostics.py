@@ -48,7 +48,8 @@ def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[st
     }
     if scenario.truth_known:
         arrays |= {"true": scenario.true[rows], "realised_ratio": scenario.realised}
-        arrays["transitions"] = scenario.transitions
+        if (counts := scenario.transitions) is not None:
+            arrays["transitions"] = counts
     for name, unknown in UNKNOWN.items():
         values = {k: getattr(beliefs[k], name) for k in clients}
         if any(value is not None for value in values.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.files import json_text
-from flnl_bench.messages import merge
+from flnl_bench.errors import BadInput
+from flnl_bench.files import MB, is_number, json_text, parse_json, read_file
+from flnl_bench.messages import PARTS, PER, merge
 
 SCHEMA = 1
 METRICS = ("last10", "best")  # of a summary, to compare runs by
@@ -24,6 +25,10 @@ COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewi
 LAST = 10  # rounds in the headline mean
 Row = dict[str, Any]  # a line of rounds.jsonl
 T = TypeVar("T")
+
+
+class Newer(BadInput):
+    """A record that a newer version of flnl-bench has written: not to be guessed at, nor overwritten."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ class Summary:
     forward: int
     backward: int
     counts: Mapping[str, Any] | None = None  # as of a round; None where a round does not have them
+
+    def __post_init__(self) -> None:
+        check_counts(self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +115,28 @@ class RunRecord:
                 raise ValueError(f"summary.{metric} is {value}, not a percentage")
         return self.summary
 
+    def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
+        """The summary of a finished run, made anew from its rounds; a ValueError says what differs."""
+        told = self.result()
+        if len(rows) != told.rounds or any(row["round"] != number for number, row in enumerate(rows)):
+            raise ValueError(f"rounds.jsonl does not hold all rounds ({told.rounds})")
+        made = summarise(rows)
+        if told.counts not in (None, made.counts):
+            raise ValueError("summary.counts is not what its rounds give")
+        for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
+            one, other = getattr(told, name), getattr(made, name)
+            if name in COSTS and not all(name in row for row in rows):  # rounds of an older version
+                made = dataclasses.replace(made, **{name: one})
+            elif one != other and not (one and other and math.isclose(one, other, rel_tol=1e-9)):
+                raise ValueError(f"summary.{name} is {one}, but its rounds give {other}")
+        return made
+
 
 # -- reading -----------------------------------------------------------------------------------------
 def read_record(path: Path) -> RunRecord:
     """A run.json, or a ValueError that says what is wrong with it."""
     try:
-        return parse_record(path.read_bytes())
+        return parse_record(read_file(path, 16 * MB))
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
 
@@ -123,13 +147,15 @@ def parse_record(data: bytes) -> RunRecord:
     What a newer version has added is ignored, but for the configuration: there it changes the run.
     """
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
+        values = parse_json(data)
+    except ValueError:
         raise ValueError("torn: not whole JSON") from None
     if not isinstance(values, dict) or not isinstance(values.get("status"), str):
         raise ValueError("foreign: not a run of flnl-bench")
-    if values.get("schema") != SCHEMA:
-        raise ValueError(f"schema {values.get('schema')}, but this version of flnl-bench reads {SCHEMA}")
+    schema = values.get("schema")
+    if schema != SCHEMA:
+        kind = Newer if is_number(schema) and schema > SCHEMA else ValueError
+        raise kind(f"schema {schema}, but this version of flnl-bench reads {SCHEMA}")
     record = _read(RunRecord, values)
     if type(record.provenance.get("numbers")) is not int:
         raise _misfit("provenance.numbers")
@@ -150,7 +176,7 @@ def _read(cls: type[T], values: object, where: str = "") -> T:
                 raise _misfit(where + name)
             made[name] = value
     if cls in (RunConfig, Training) and (new := given.keys() - known):
-        raise ValueError(f"{where}{min(new)} is not known to this version of flnl-bench")
+        raise Newer(f"{where}{min(new)} is not known to this version of flnl-bench")
     try:
         return cls(**made)
     except ValueError as error:
@@ -179,6 +205,21 @@ def _fields(cls: type) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
 _JSON: dict[Any, tuple[type, ...]] = {float: (float, int), Mapping: (dict,), Sequence: (list,)}
 
 
+def check_counts(counts: Any) -> None:
+    """A ValueError for counts that are not as rounds and summaries have them."""
+    whole = functools.partial(map, lambda value: type(value) is int and value >= 0)
+    if counts is None:
+        return
+    if not (isinstance(counts, dict) and isinstance(counts.get("sent"), dict)):
+        raise ValueError("counts are not by name")
+    good = all(whole(counts.get(name) for name in COUNTS))
+    for entry in counts["sent"].values():
+        numbers = [entry.get(name) for name in PARTS] if isinstance(entry, dict) else [None]
+        good = good and all(whole(numbers)) and entry["units"] > 0 and entry.get("per") in PER
+    if not good:
+        raise ValueError("counts are not whole numbers")
+
+
 # -- making ------------------------------------------------------------------------------------------
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
     """The headline numbers and the summed costs of rounds."""
@@ -194,7 +235,7 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         final=accuracies[-1],
         diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
         seconds=sum(row["seconds"] for row in rounds),
-        **{name: sum(row[name] for row in rounds) for name in COSTS},
+        **{name: sum(row.get(name, 0) for row in rounds) for name in COSTS},
         counts=total_counts([row.get("counts") for row in rounds]),
     )
 

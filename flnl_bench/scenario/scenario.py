@@ -16,6 +16,8 @@ from flnl_bench.scenario.noise import NoisyClient, Setting, draw_client_noise, n
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.streams import stream
 
+MOST_COUNTS = 10_000_000  # of transitions that are written down: 80 MB; 100 clients of 316 classes
+
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
@@ -56,8 +58,10 @@ class Scenario:
         return float(self.realised @ self.sizes / sum(self.sizes))
 
     @property
-    def transitions(self) -> np.ndarray:
-        """How often class i became class j at each client, int64 [K, C, C]."""
+    def transitions(self) -> np.ndarray | None:
+        """How often class i became class j at each client, int64 [K, C, C]; None if that is too large."""
+        if len(self.clients) * self.classes**2 > MOST_COUNTS:
+            return None
         pairs = self.true * self.classes + self.given
         counts = [np.bincount(pairs[rows], minlength=self.classes**2) for rows in self.clients]
         return np.stack(counts).reshape(-1, self.classes, self.classes)

@@ -72,7 +72,8 @@ class FedNoRo(Method):
     def __post_init__(self) -> None:
         bounded(self, "warmup_share", "lambda_max", high=1)
         bounded(self, "ramp_sharpness", "tau")
-        bounded(self, "fits", "min_count", low=1)
+        bounded(self, "fits", low=1, high=1000)
+        bounded(self, "min_count", low=1)
         bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
