@@ -218,11 +218,13 @@ def check_unpacked(archive: zipfile.ZipFile, packed: int) -> None:
         raise ValueError("a name is in it twice")
 
 
-def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
+def read_npz(
+    path: Path, required: Iterable[str], optional: Iterable[str] = (), *, follow: bool = True
+) -> dict[str, np.ndarray]:
     """The named arrays of a .npz file; pickled content is refused."""
     required = tuple(required)
     try:
-        with open_file(path, follow=True) as file, zipfile.ZipFile(file) as archive:
+        with open_file(path, follow=follow) as file, zipfile.ZipFile(file) as archive:
             check_unpacked(archive, os.fstat(file.fileno()).st_size)
             names = {name.removesuffix(".npy") for name in archive.namelist()}
             arrays = {key: _array(archive, key) for key in (*required, *optional) if key in names}

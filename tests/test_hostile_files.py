@@ -100,6 +100,19 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
     assert flnl("results", "import", tmp_path / "pipe", "--out", tmp_path / "out").code == 2
 
 
+def test_a_pipe_in_place_of_an_image_does_not_hang(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        os.mkfifo(tmp_path / name / "x.png")
+    with pytest.raises(BadInput, match=r"cannot read the image .*device or pipe"):
+        load_dataset(f"folder:{tmp_path}")
+
+
+def test_a_suite_of_more_runs_than_anybody_plays_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="has 100001 runs"):
+        grid_of(f"{GOOD}seeds = {list(range(100_001))}", tmp_path)
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_download_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, there):
     root = tmp_path / "new" / "data"

@@ -275,6 +275,21 @@ def test_a_finished_run_on_a_disk_that_can_only_be_read_is_read(done, monkeypatc
     assert set(before) <= {path.name for path in done.folder.path.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        (("earlier",), [1]),
+        (("provenance", "libraries"), [1]),
+        (("summary", "best_round"), 10**9),
+        (("summary", "forward"), -1),
+        (("summary", "counts"), {"sent": []}),
+    ],
+)
+def test_parts_that_readers_would_stumble_over_are_foreign(done, path, to):
+    edit(done, *path, to=to)
+    assert done.folder.read() is None
+
+
 # -- what kills leave behind -------------------------------------------------------------------------
 def test_what_killed_processes_left_is_swept_at_the_next_start(interrupted):
     folder = interrupted.folder.path

@@ -17,8 +17,8 @@ from synthetic_runs import write_run
 from flnl_bench import text
 from flnl_bench.cli import main
 from flnl_bench.cli.console import table
-from flnl_bench.cli.streams import Lossy
 from flnl_bench.leaderboards import frames
+from flnl_bench.processes import Lossy
 from flnl_bench.recorder.record import summarise
 from flnl_bench.suite import estimate as estimates
 from flnl_bench.suite.board import Board

@@ -10,39 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-NARROWEST = 20  # columns: below that tables and help texts cannot be set
+from flnl_bench.processes import Lossy
 
-
-class Lossy:
-    """A stream that remembers its first error, and after that swallows what is written."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-        self.error: Exception | None = None
-
-    def write(self, text: str) -> int:
-        """Write, or give up."""
-        with self._caught():
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush, or give up."""
-        with self._caught():
-            self.stream.flush()
-
-    @contextlib.contextmanager
-    def _caught(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            self.error = self.error or error
-            with contextlib.suppress(OSError, ValueError):
-                # What is still in its buffer must go somewhere, or Python would complain at its end.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+NARROWEST, WIDEST = 20, 1000  # columns: beyond that tables and help texts cannot be set
 
 
 @contextlib.contextmanager
@@ -53,9 +23,10 @@ def standard_streams() -> Iterator[Lossy]:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    width = shutil.get_terminal_size().columns
-    if min(width, int(told) if (told := os.environ.get("COLUMNS", "")).isdecimal() else width) < NARROWEST:
-        os.environ["COLUMNS"] = str(max(NARROWEST, width))
+    told, width = os.environ.get("COLUMNS", ""), shutil.get_terminal_size().columns
+    widths = (width, int(told) if told.isdecimal() else width)
+    if min(widths) < NARROWEST or max(widths) > WIDEST:
+        os.environ["COLUMNS"] = str(min(WIDEST, max(NARROWEST, width)))
     out, errors = _lossy(sys.stdout), _lossy(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):  # type: ignore[type-var]
         yield out

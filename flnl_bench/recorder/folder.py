@@ -177,6 +177,9 @@ def _round(values: object) -> Row:
         unknown = value is None and name not in ("seconds", *COSTS)
         if name in row and not (unknown or (is_number(value) and (value >= 0 or "loss" in name))):
             raise ValueError(f"round {row['round']}: {name} is {value!r}")
+    clients = row.get("clients", [])
+    if not (isinstance(clients, list) and all(type(client) is int for client in clients)):
+        raise ValueError(f"round {row['round']}: clients are not numbers")
     check_counts(row.get("counts"))
     for name in ("method", "diagnostics"):
         _check_numbers(row.get(name, {}), f"round {row['round']}: {name}")

@@ -59,6 +59,9 @@ class Summary:
     counts: Mapping[str, Any] | None = None  # as of a round; None where a round does not have them
 
     def __post_init__(self) -> None:
+        numbers = [getattr(self, name) for name in ("rounds", "seconds", *COSTS)]
+        if min(numbers) < 0 or not 0 <= (self.best_round or 0) < max(1, self.rounds):
+            raise ValueError("a number is below zero, or the best round is none of them")
         check_counts(self.counts)
 
 
@@ -159,6 +162,9 @@ def parse_record(data: bytes) -> RunRecord:
     record = _read(RunRecord, values)
     if type(record.provenance.get("numbers")) is not int:
         raise _misfit("provenance.numbers")
+    for about in (record.provenance, *record.earlier):
+        if not isinstance(about, dict) or not isinstance(about.get("libraries", {}), dict):
+            raise _misfit("provenance, or a part of it,")
     return record
 
 

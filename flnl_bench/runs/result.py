@@ -76,7 +76,7 @@ class RunResult:
     def _frame(self, required: tuple[str, ...], optional: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.DataFrame(read_npz(self.folder / "beliefs.npz", required, optional))
+        return pd.DataFrame(read_npz(self.folder / "beliefs.npz", required, optional, follow=False))
 
     def __repr__(self) -> str:
         c = self.config
