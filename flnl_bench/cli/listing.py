@@ -231,8 +231,9 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     for path, record in sorted(records.items()):
         summary = record.summary
         rounds, last10, best = (summary.rounds, summary.last10, summary.best) if summary else (0, None, None)
-        state = (record.status, rounds, last10, best, record.error, str(path))
-        runs.append(ListedRun(*record.config.names.values(), *state))
+        state = {"status": record.status, "rounds": rounds, "last10": last10, "best": best}
+        names: dict[str, Any] = {**record.config.names, **state}
+        runs.append(ListedRun(**names, error=record.error, run_dir=str(path)))
     if not runs:
         raise BadInput(f"there is no run below {folder}")
     left = chosen(runs, only)
