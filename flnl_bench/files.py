@@ -70,3 +70,17 @@ def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) 
         found = ", ".join(sorted(names)) or "none"
         raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {found})")
     return arrays
+
+
+def read_array(path: Path, where: str) -> np.ndarray:
+    """The array of a .npy file, or the numbers of a text file; errors say `where` it is asked for."""
+    import numpy as np
+
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, allow_pickle=False)
+        return np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None)
+    except FileNotFoundError:
+        raise BadInput(f"{where}: there is no file {path}") from None
+    except UNREADABLE as error:
+        raise BadInput(f"{where}: {path} holds no array of numbers: {one_line(error)}") from None

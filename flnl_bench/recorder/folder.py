@@ -22,8 +22,9 @@ TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 def run_folder(out: Path, config: RunConfig) -> Path:
     """Where a run lives; the hash keeps apart whatever gives other numbers."""
     dataset = config.dataset.replace(":", "-").replace("/", "_")
+    setting = config.setting.replace(":", "_").replace("/", "_")
     name = f"{config.preset}-s{config.seed}-{config.hash}"
-    return out / dataset / config.partition / config.setting.replace(":", "_") / config.method / name
+    return out / dataset / config.partition / setting / config.method / name
 
 
 class RunFolder:

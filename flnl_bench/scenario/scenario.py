@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flnl_bench.data.dataset import Dataset
-from flnl_bench.errors import BadInput
-from flnl_bench.scenario.noise import NoisyClient, Setting, draw_client_noise, noisy_labels, parse_setting
+from flnl_bench.data.catalogue import load_dataset
+from flnl_bench.data.dataset import Dataset, LoadProgress
+from flnl_bench.errors import BadInput, expect
+from flnl_bench.scenario.noise import NOISES, draw_client_noise, labels_and_open, parse_setting
+from flnl_bench.scenario.open_set import deal_pool, in_shape
 from flnl_bench.scenario.partition import parse_partition
+from flnl_bench.scenario.setting import NoisyClient, Setting
 from flnl_bench.streams import stream
+from flnl_bench.tables import call
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +33,15 @@ class Scenario:
     samples: int | None  # how many train images are used; None: all
     clients: tuple[np.ndarray, ...]  # sorted int64 row numbers into the train set
     given: np.ndarray  # int64 [N], the labels to train on; rows of no client keep the true one
-    true: np.ndarray  # int64 [N]
+    true: np.ndarray  # int64 [N]; -1: an open-set image, for which no label is right
     classes: int
     kinds: tuple[str, ...]  # noise of each client: clean, or a name of NOISES
     nominal: np.ndarray  # float64 [K], ρ_k; not a number for natural noise
     dataset_digest: str
     truth_known: bool = True  # False: `true` is a copy of `given`, and what needs the truth means nothing
+    announced: float | None = None  # share of wrong labels that methods are told, where the data decide it
+    replaced: np.ndarray | None = None  # int64 [N], the image of the pool in place of each row's; -1: its own
+    pool_digest: str | None = None  # of the data set that the pool comes from
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -46,9 +54,29 @@ class Scenario:
         return self.given != self.true
 
     @cached_property
+    def is_open(self) -> np.ndarray:
+        """Whether the image is of no class, bool [N]."""
+        return self.true < 0
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The class of each row as the partition saw it, int64 [N]: open-set images keep that of their place."""
+        return np.where(self.is_open, self.given, self.true)
+
+    @property
+    def expected_noise(self) -> float:
+        """The share of wrong labels that methods are told; not a number for natural noise."""
+        return parse_setting(self.setting).expected_ratio if self.announced is None else self.announced
+
+    @cached_property
     def realised(self) -> np.ndarray:
         """The share of wrong labels of each client, float64 [K]."""
         return np.array([self.wrong[rows].mean() for rows in self.clients])
+
+    @cached_property
+    def realised_open(self) -> np.ndarray:
+        """The share of open-set images of each client, float64 [K]; they are among the wrong labels."""
+        return np.array([self.is_open[rows].mean() for rows in self.clients])
 
     @property
     def overall(self) -> float:
@@ -57,10 +85,14 @@ class Scenario:
 
     @property
     def transitions(self) -> np.ndarray:
-        """How often class i became class j at each client, int64 [K, C, C]."""
-        pairs = self.true * self.classes + self.given
-        counts = [np.bincount(pairs[rows], minlength=self.classes**2) for rows in self.clients]
-        return np.stack(counts).reshape(-1, self.classes, self.classes)
+        """How often class i became class j at each client, int64 [K, C, C].
+
+        Where there is open-set noise it is [K, C + 1, C]: the last row counts the labels of open-set images.
+        """
+        rows_of = self.classes + (self.replaced is not None)
+        pairs = np.where(self.is_open, self.classes, self.true) * self.classes + self.given
+        counts = [np.bincount(pairs[rows], minlength=rows_of * self.classes) for rows in self.clients]
+        return np.stack(counts).reshape(-1, rows_of, self.classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,6 +102,9 @@ class Scenario:
         hasher.update(f"{family}/{self.dataset_digest}/{self.classes}/{self.sizes}".encode())
         for array in (*self.clients, self.given, self.true):
             hasher.update(array.astype("<i8").tobytes())
+        if self.replaced is not None:
+            hasher.update(f"{self.pool_digest}".encode())
+            hasher.update(self.replaced.astype("<i8").tobytes())
         return hasher.hexdigest()
 
 
@@ -84,7 +119,7 @@ def draw_scenario(
     """The scenario of these names; nothing else changes a draw.
 
     Args:
-        dataset: the loaded data set.
+        dataset: the loaded data set, as `stage` gives it.
         partition: a name such as `iid` or `dir-0.3`, see PARTITIONS.
         setting: a name such as `sym-1.0` or `clean`, see NOISES.
         clients: the number of clients K.
@@ -96,7 +131,6 @@ def draw_scenario(
     rows = _subset(dataset, samples, seed)
     rng = stream(seed, "scenario", "partition", dataset.family, split.name, clients)
     held = tuple(rows[part] for part in split.split(dataset.train_y[rows], clients, rng))
-    given, kinds, nominal = _label(dataset, noise, held, seed)
     return Scenario(
         dataset=dataset.name,
         partition=split.name,
@@ -104,14 +138,32 @@ def draw_scenario(
         seed=seed,
         samples=samples,
         clients=held,
-        given=given,
-        true=dataset.train_y.copy(),
         classes=len(dataset.classes),
-        kinds=kinds,
-        nominal=nominal,
         dataset_digest=dataset.digest,
         truth_known=dataset.truth_known,
+        **_label(dataset, noise, held, seed),
     )
+
+
+def stage(
+    dataset: Dataset, setting: str, data_dir: Path | None = None, progress: LoadProgress | None = None
+) -> Dataset:
+    """The data set as a setting needs it: for open-set noise with a pool of images, else as it is."""
+    noise = parse_setting(setting)
+    if noise.kind.stage is None or dataset.pool is not None:
+        return dataset
+    load = partial(load_dataset, data_dir=data_dir, progress=progress)
+    return call(f"noise {noise.kind.name!r}", noise.kind.stage, dataset, noise, load)
+
+
+def dress(dataset: Dataset, scenario: Scenario) -> Dataset:
+    """A staged data set with the images that the clients really hold."""
+    if scenario.replaced is None or dataset.pool is None:
+        return dataset
+    rows = np.flatnonzero(scenario.replaced >= 0)
+    images = np.array(dataset.train_x)
+    images[rows] = in_shape(dataset.pool.images[scenario.replaced[rows]], images.shape[1:])
+    return replace(dataset, train_x=images, pool=None)
 
 
 def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
@@ -126,32 +178,86 @@ def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
     return np.sort(stream(seed, "scenario", "subset", dataset.family).permutation(total)[:samples])
 
 
-def _label(
-    dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], seed: int
-) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-    """Given labels of all rows, and kind of noise and nominal ratio of each client."""
+def _label(dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], seed: int) -> dict[str, Any]:
+    """Labels and replaced images of all rows, kind of noise and nominal ratio of each client."""
     if setting.kind.needs_truth and not dataset.truth_known:
         raise BadInput(f"setting {setting.name!r} needs true labels, which {dataset.name} lacks; use 'real'")
-    given = dataset.train_y.copy()
+    given, true = dataset.train_y.copy(), dataset.train_y.copy()
     drawn = draw_client_noise(setting, len(held), seed, dataset.family)
-    for number, (rows, kind, ratio) in enumerate(zip(held, drawn.kinds, drawn.nominal, strict=True)):
-        rng = stream(seed, "scenario", "labels", dataset.family, number)
-        client = NoisyClient(given[rows], rows, float(ratio), setting, dataset, rng, seed)
-        given[rows] = noisy_labels(kind, client)
-    return given, drawn.kinds, drawn.nominal
+    everyone = _prepare(dataset, setting, held, drawn.kinds, seed)
+    nominal, is_open = drawn.nominal.copy(), [np.zeros(0, bool)] * len(held)
+    for number, (rows, name) in enumerate(zip(held, drawn.kinds, strict=True)):
+        client = replace(
+            everyone[name],
+            true=given[rows],
+            rows=rows,
+            ratio=float(nominal[number]),
+            rng=stream(seed, "scenario", "labels", dataset.family, number),
+        )
+        given[rows], is_open[number] = labels_and_open(name, client)
+        if ratio := NOISES.find(name).nominal:
+            nominal[number] = call(f"noise {name!r}", ratio, client)
+    about = {"given": given, "true": true, "kinds": drawn.kinds, "nominal": nominal}
+    if announced := setting.kind.announced:
+        told = call(f"noise {setting.kind.name!r}", announced, everyone[setting.kind.name])
+        about["announced"] = float(told)
+    if any(mask.any() for mask in is_open):
+        about |= _replace(dataset, setting, [rows[mask] for rows, mask in zip(held, is_open, strict=True)], seed)
+        true[about["replaced"] >= 0] = -1
+    return about
+
+
+def _prepare(
+    dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], kinds: tuple[str, ...], seed: int
+) -> dict[str, NoisyClient]:
+    """For each kind of noise that is there all clients as if they were one, with what the kind has prepared."""
+    rows = np.sort(np.concatenate(held))
+    together = {}
+    for name in {*kinds, *([setting.kind.name] if setting.kind.announced else [])}:
+        kind = NOISES.find(name)
+        everyone = NoisyClient(
+            dataset.train_y[rows],
+            rows,
+            math.nan,
+            setting,
+            dataset,
+            stream(seed, "scenario", "noise", name, dataset.family),
+            seed,
+            kind.option_values(setting),
+        )
+        shared = call(f"noise {name!r}", kind.prepare, everyone) if kind.prepare else None
+        together[name] = replace(everyone, shared=shared)
+    return together
+
+
+def _replace(dataset: Dataset, setting: Setting, places: list[np.ndarray], seed: int) -> dict[str, Any]:
+    """Which image of the pool each of some rows gets, client after client."""
+    pool, needs = dataset.pool, [len(rows) for rows in places]
+    expect(pool is not None, f"noise {setting.kind.name!r}", "to replace images it must `stage` a pool", "none")
+    assert pool is not None
+    if sum(needs) > len(pool.images):
+        raise BadInput(
+            f"setting {setting.name!r}: {sum(needs)} images are to be replaced, but the pool has "
+            f"{len(pool.images)}; take a larger pool or fewer errors"
+        )
+    rng = stream(seed, "scenario", "noise", "open", dataset.family)
+    replaced = np.full(len(dataset.train_y), -1)
+    replaced[np.concatenate(places)] = np.concatenate(deal_pool(needs, len(pool.images), rng))
+    return {"replaced": replaced, "pool_digest": pool.digest}
 
 
 def client_table(scenario: Scenario) -> list[dict[str, Any]]:
     """One row for each client; None stands for what is not known."""
-    known = scenario.truth_known
+    known, slots = scenario.truth_known, scenario.slots
     return [
         {
             "client": client,
             "size": len(rows),
-            "classes": len(np.unique(scenario.true[rows])),
+            "classes": len(np.unique(slots[rows])),
             "noise": scenario.kinds[client],
             "nominal": _number(scenario.nominal[client]),
             "realised": _number(scenario.realised[client]) if known else None,
+            **_apart(scenario, scenario.realised[client], scenario.realised_open[client]),
         }
         for client, rows in enumerate(scenario.clients)
     ]
@@ -172,7 +278,15 @@ def scenario_summary(scenario: Scenario) -> dict[str, Any]:
         "smallest": min(sizes),
         "largest": max(sizes),
         "realised": _number(scenario.overall) if scenario.truth_known else None,
+        **_apart(scenario, scenario.overall, float(scenario.realised_open @ sizes / sum(sizes))),
     }
+
+
+def _apart(scenario: Scenario, wrong: float, is_open: float) -> dict[str, float | None]:
+    """The open-set images and the other errors apart, where there are any of the former."""
+    if scenario.replaced is None:
+        return {}
+    return {"realised_open": _number(is_open), "realised_closed": _number(wrong - is_open)}
 
 
 def _number(value: float) -> float | None:

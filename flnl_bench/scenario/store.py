@@ -2,7 +2,9 @@
 
 PATH.npz holds everything (no pickles): `clients`, all row numbers client after client, `sizes`, how
 many belong to each, `given`, `true`, `kinds`, `nominal`, and `about`, the names as JSON text; where the
-truth is known also `transitions`, how often class i became class j at each client, [K, C, C].
+truth is known also `transitions`, how often class i became class j at each client, [K, C, C]. Open-set
+noise adds `replaced`, the image of the pool in place of each row's (-1: its own), and to `transitions` a row
+for them; their true label is -1.
 PATH.json repeats the names for people and adds a table of the clients.
 """
 
@@ -23,6 +25,7 @@ from flnl_bench.scenario.scenario import Scenario, client_table, scenario_summar
 FORMAT = "flnl-bench scenario 1"
 ARRAYS = ("clients", "sizes", "given", "true", "kinds", "nominal", "about")
 ABOUT = ("dataset", "partition", "setting", "seed", "samples", "classes", "dataset_digest", "truth_known")
+SOMETIMES = ("announced", "pool_digest")  # names that most scenarios lack
 
 
 def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
@@ -31,6 +34,8 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
     about = _about(scenario)
     # It follows from the labels, and is there for programs that only look at the noise.
     derived = {"transitions": scenario.transitions} if scenario.truth_known else {}
+    if scenario.replaced is not None:
+        derived["replaced"] = scenario.replaced
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
@@ -59,7 +64,7 @@ def load_scenario(path: str | Path) -> Scenario:
     for file in (npz, readable):
         if not file.is_file():
             raise BadInput(f"there is no scenario file {file}; a scenario is a pair of .npz and .json")
-    arrays = read_npz(npz, ARRAYS, optional=("transitions",))
+    arrays = read_npz(npz, ARRAYS, optional=("transitions", "replaced"))
     try:
         about = json.loads(str(arrays["about"]))
         repeated = json.loads(readable.read_text(encoding="utf-8"))["about"]
@@ -84,10 +89,15 @@ def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
             f"the scenario {scenario.fingerprint} was made for {scenario.dataset} (digest "
             f"{scenario.dataset_digest[:8]}), not for this {dataset.name} (digest {dataset.digest[:8]})"
         )
+    if scenario.replaced is not None and (not dataset.pool or scenario.pool_digest != dataset.pool.digest):
+        raise BadInput(
+            f"the scenario {scenario.fingerprint} was made with another pool than {scenario.setting} has"
+        )
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:
     names = {key: getattr(scenario, key) for key in ABOUT}
+    names |= {key: value for key in SOMETIMES if (value := getattr(scenario, key)) is not None}
     return {"format": FORMAT, "fingerprint": scenario.fingerprint, **names}
 
 
@@ -103,7 +113,9 @@ def _rebuild(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Scenario:
         true=arrays["true"],
         kinds=tuple(str(kind) for kind in arrays["kinds"]),
         nominal=arrays["nominal"],
+        replaced=arrays.get("replaced"),
         **{key: about[key] for key in ABOUT},
+        **{key: about[key] for key in SOMETIMES if key in about},
     )
 
 
