@@ -169,7 +169,9 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
     scenario = given or federate(request, config, dataset)
     changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
     devices = choose_devices(request.device, request.devices, request.workers)
-    return Run(config, method, dress(dataset, scenario), scenario, request.out, devices, changed, request.label)
+    return Run(
+        config, method, dress(dataset, scenario), scenario, request.out, devices, changed, request.label
+    )
 
 
 def federate(request: Request, config: RunConfig, dataset: Dataset) -> Scenario:

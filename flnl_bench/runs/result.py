@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 # The arrays of beliefs.npz: one value a sample, and one value a client; not every run has all of them.
 BELIEFS = ("client", "row", "given"), ("true", "clean", "clean_probability", "labels", "pseudo_labels")
-CLIENTS = ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"), ("realised_ratio",)
+CLIENTS = (
+    ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
+    ("realised_ratio", "realised_open"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -27,15 +27,16 @@ class Annotators:
 
 
 def annotators(everyone: NoisyClient) -> Annotators:
-    """Errors that are uniform or as in the file; or a pool of annotators with rates and errors of their own."""
+    """Errors that are uniform or as in the file; or a pool with errors and rates of their own."""
     options, setting, off = everyone.options, everyone.setting, 1 - np.eye(everyone.classes)
     if not options["pool"]:
         return Annotators(errors_only(off if options["errors"] is None else read_matrix(everyone, "errors")))
     if options["errors"] is not None or options["rates"] != "same":
         raise BadInput(f"setting {setting.name!r}: a pool has errors and rates of its own; leave them out")
-    rng = everyone.shared_rng("annot")
-    rates = setting.low + (setting.high - setting.low) * rng.random(options["pool"])
-    confusion = rng.standard_exponential((options["pool"], *off.shape)) * off  # its rows: Dirichlet(1)
+    rates = setting.low + (setting.high - setting.low) * everyone.rng.random(options["pool"])
+    confusion = (
+        everyone.rng.standard_exponential((options["pool"], *off.shape)) * off
+    )  # its rows: Dirichlet(1)
     return Annotators(errors_only(off), rates, confusion / confusion.sum(axis=2, keepdims=True))
 
 
@@ -47,7 +48,9 @@ def three_labels(client: NoisyClient) -> np.ndarray:
     rates = np.full(ANNOTATED, client.ratio)
     if client.options["rates"] == "own":
         rates = np.minimum(1, 2 * client.ratio * rng.random(ANNOTATED))
-    return np.stack([np.where(rng.random(len(true)) < e, drawn(team.errors[true], rng), true) for e in rates], 1)
+    return np.stack(
+        [np.where(rng.random(len(true)) < e, drawn(team.errors[true], rng), true) for e in rates], 1
+    )
 
 
 def _from_pool(client: NoisyClient) -> np.ndarray:

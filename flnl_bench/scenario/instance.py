@@ -105,7 +105,12 @@ INSTANCE = NoiseKind(
     instance_labels,
     expected=instance_expected,
     options=(
-        Option("projection", "shared by all clients, or one for each client", one_of("shared", "client"), "shared"),
+        Option(
+            "projection",
+            "shared by all clients, or one for each client",
+            one_of("shared", "client"),
+            "shared",
+        ),
         Option("scale", "the brightest pixel; below 255 the image decides less", number(0.001, 1e6), 255.0),
         Option("centre", "true or false: subtract the mean training image", one_of(True, False), False),
     ),

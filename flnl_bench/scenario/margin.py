@@ -61,7 +61,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 def scores_of(everyone: NoisyClient) -> np.ndarray:
-    """η of all training images, float64 [N, C]: from the file, or softmax of −‖x − μ_c‖²/h by class means μ."""
+    """η of all train images, float64 [N, C]: from the file, or softmax of −‖x − μ_c‖²/h by class means μ."""
     dataset, size = everyone.dataset, len(everyone.dataset.train_y)
     if everyone.options["scores"] is not None:
         scores = everyone.array("scores", size, everyone.classes)
@@ -76,7 +76,7 @@ def scores_of(everyone: NoisyClient) -> np.ndarray:
 
 
 def distances_to_means(dataset: Dataset) -> np.ndarray:
-    """‖x − μ_c‖² of all training images, float64 [N, C]; some images at a time, as floats are eight times theirs."""
+    """‖x − μ_c‖² of all train images, float64 [N, C]; as floats only some images at a time."""
     images, labels = dataset.train_x, dataset.train_y
     distances = np.full((len(images), len(dataset.classes)), np.inf)  # of a class without images
     means = {int(c): images[labels == c].mean(axis=0).ravel() for c in np.unique(labels)}

@@ -40,7 +40,9 @@ def deal_pool(needs: list[int], size: int, rng: np.random.Generator) -> list[np.
     left = np.concatenate([part[need:] for part, need in zip(parts, needs, strict=True)])
     lacks = [max(0, need - len(part)) for part, need in zip(parts, needs, strict=True)]
     more = np.split(left[: sum(lacks)], np.cumsum(lacks)[:-1])
-    return [np.concatenate([part[:need], extra]) for part, need, extra in zip(parts, needs, more, strict=True)]
+    return [
+        np.concatenate([part[:need], extra]) for part, need, extra in zip(parts, needs, more, strict=True)
+    ]
 
 
 # -- the pool ----------------------------------------------------------------------------------------
@@ -109,14 +111,16 @@ def in_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     made = np.empty((len(images), *shape), np.uint8)
     for place, image in zip(made, images, strict=True):
         picture = Image.fromarray(image[0] if len(image) == 1 else np.moveaxis(image, 0, -1))
-        pixels = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+        pixels = picture.convert("L" if channels == 1 else "RGB").resize(
+            (width, height), Image.Resampling.BILINEAR
+        )
         place[:] = np.moveaxis(np.asarray(pixels).reshape(height, width, channels), -1, 0)
     return made
 
 
 OPEN_SET = NoiseKind(
     "open",
-    "images of other classes take the places of some, whose labels stay; no label is right (Wang et al. 2018)",
+    "images of other classes in place of some, whose labels stay: none is right (Wang et al. 2018)",
     open_labels,
     options=(
         Option("pool", "where they come from: a data set, or classes:A+B, held out", _pool, required=True),

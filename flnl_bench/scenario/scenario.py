@@ -13,11 +13,11 @@ import numpy as np
 
 from flnl_bench.data.catalogue import load_dataset
 from flnl_bench.data.dataset import Dataset, LoadProgress
-from flnl_bench.errors import BadInput, expect
-from flnl_bench.scenario.noise import NOISES, draw_client_noise, labels_and_open, parse_setting
-from flnl_bench.scenario.open_set import deal_pool, in_shape
+from flnl_bench.errors import BadInput
+from flnl_bench.scenario.labels import label
+from flnl_bench.scenario.noise import parse_setting
+from flnl_bench.scenario.open_set import in_shape
 from flnl_bench.scenario.partition import parse_partition
-from flnl_bench.scenario.setting import NoisyClient, Setting
 from flnl_bench.streams import stream
 from flnl_bench.tables import call
 
@@ -60,7 +60,7 @@ class Scenario:
 
     @property
     def slots(self) -> np.ndarray:
-        """The class of each row as the partition saw it, int64 [N]: open-set images keep that of their place."""
+        """The classes of rows as the partition saw it, int64 [N]; of open-set images that of their place."""
         return np.where(self.is_open, self.given, self.true)
 
     @property
@@ -141,7 +141,7 @@ def draw_scenario(
         classes=len(dataset.classes),
         dataset_digest=dataset.digest,
         truth_known=dataset.truth_known,
-        **_label(dataset, noise, held, seed),
+        **label(dataset, noise, held, seed),
     )
 
 
@@ -176,74 +176,6 @@ def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
             f"samples must be from 1 to {total}, the train images of {dataset.name}, not {samples}"
         )
     return np.sort(stream(seed, "scenario", "subset", dataset.family).permutation(total)[:samples])
-
-
-def _label(dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], seed: int) -> dict[str, Any]:
-    """Labels and replaced images of all rows, kind of noise and nominal ratio of each client."""
-    if setting.kind.needs_truth and not dataset.truth_known:
-        raise BadInput(f"setting {setting.name!r} needs true labels, which {dataset.name} lacks; use 'real'")
-    given, true = dataset.train_y.copy(), dataset.train_y.copy()
-    drawn = draw_client_noise(setting, len(held), seed, dataset.family)
-    everyone = _prepare(dataset, setting, held, drawn.kinds, seed)
-    nominal, is_open = drawn.nominal.copy(), [np.zeros(0, bool)] * len(held)
-    for number, (rows, name) in enumerate(zip(held, drawn.kinds, strict=True)):
-        client = replace(
-            everyone[name],
-            true=given[rows],
-            rows=rows,
-            ratio=float(nominal[number]),
-            rng=stream(seed, "scenario", "labels", dataset.family, number),
-        )
-        given[rows], is_open[number] = labels_and_open(name, client)
-        if ratio := NOISES.find(name).nominal:
-            nominal[number] = call(f"noise {name!r}", ratio, client)
-    about = {"given": given, "true": true, "kinds": drawn.kinds, "nominal": nominal}
-    if announced := setting.kind.announced:
-        told = call(f"noise {setting.kind.name!r}", announced, everyone[setting.kind.name])
-        about["announced"] = float(told)
-    if any(mask.any() for mask in is_open):
-        about |= _replace(dataset, setting, [rows[mask] for rows, mask in zip(held, is_open, strict=True)], seed)
-        true[about["replaced"] >= 0] = -1
-    return about
-
-
-def _prepare(
-    dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], kinds: tuple[str, ...], seed: int
-) -> dict[str, NoisyClient]:
-    """For each kind of noise that is there all clients as if they were one, with what the kind has prepared."""
-    rows = np.sort(np.concatenate(held))
-    together = {}
-    for name in {*kinds, *([setting.kind.name] if setting.kind.announced else [])}:
-        kind = NOISES.find(name)
-        everyone = NoisyClient(
-            dataset.train_y[rows],
-            rows,
-            math.nan,
-            setting,
-            dataset,
-            stream(seed, "scenario", "noise", name, dataset.family),
-            seed,
-            kind.option_values(setting),
-        )
-        shared = call(f"noise {name!r}", kind.prepare, everyone) if kind.prepare else None
-        together[name] = replace(everyone, shared=shared)
-    return together
-
-
-def _replace(dataset: Dataset, setting: Setting, places: list[np.ndarray], seed: int) -> dict[str, Any]:
-    """Which image of the pool each of some rows gets, client after client."""
-    pool, needs = dataset.pool, [len(rows) for rows in places]
-    expect(pool is not None, f"noise {setting.kind.name!r}", "to replace images it must `stage` a pool", "none")
-    assert pool is not None
-    if sum(needs) > len(pool.images):
-        raise BadInput(
-            f"setting {setting.name!r}: {sum(needs)} images are to be replaced, but the pool has "
-            f"{len(pool.images)}; take a larger pool or fewer errors"
-        )
-    rng = stream(seed, "scenario", "noise", "open", dataset.family)
-    replaced = np.full(len(dataset.train_y), -1)
-    replaced[np.concatenate(places)] = np.concatenate(deal_pool(needs, len(pool.images), rng))
-    return {"replaced": replaced, "pool_digest": pool.digest}
 
 
 def client_table(scenario: Scenario) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ class NoiseKind:
 
     name: str  # words joined by dashes
     help: str
-    # The given labels, int64 [n]; or a pair of them and bool [n]: whose images are replaced, if there is a pool
+    # The given labels, int64 [n]; or a pair of them and bool [n]: whose images the pool replaces
     labels: Callable[[NoisyClient], np.ndarray | tuple[np.ndarray, np.ndarray]] | None = None
     # ρ of noisy clients if no range is written; not numbers: then they have none
     ratios: tuple[float, float] | None = (0.2, 0.4)

@@ -7,7 +7,16 @@ import math
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, drawn, file, number, one_of, rounded_down
+from flnl_bench.scenario.setting import (
+    NoiseKind,
+    NoisyClient,
+    Option,
+    drawn,
+    file,
+    number,
+    one_of,
+    rounded_down,
+)
 
 ROW_SUM = 1e-6  # a row of a transition matrix may miss one by this much
 
@@ -49,7 +58,8 @@ def class_rates(everyone: NoisyClient) -> np.ndarray | None:
         return everyone.array("rates", classes)
     if rates is not None and len(rates) != classes:
         raise BadInput(
-            f"setting {everyone.setting.name!r}: rates must be {classes} numbers, one a class, not {len(rates)}"
+            f"setting {everyone.setting.name!r}: rates must be {classes} numbers, as many as classes, "
+            f"not {len(rates)}"
         )
     return None if rates is None else np.array(rates)
 
@@ -78,14 +88,14 @@ def read_matrix(client: NoisyClient, option: str) -> np.ndarray:
 
 
 def errors_only(matrix: np.ndarray) -> np.ndarray:
-    """D: where errors lead to; a row of T without its diagonal, summing to one, or to itself if all are right."""
+    """D, where errors lead to: T without its diagonal, rows summing to one; a row without errors: itself."""
     errors = matrix * ~np.eye(len(matrix), dtype=bool)
     sums = errors.sum(axis=1, keepdims=True)
     return np.where(sums > 0, errors / np.where(sums > 0, sums, 1), np.eye(len(matrix)))
 
 
 def matrix_labels(client: NoisyClient) -> np.ndarray:
-    """Every label from its row of T; or, where there is a ratio, each of ⌊ρn⌋ candidates from its row of D."""
+    """Every label from its row of T; where there is a ratio, ⌊ρn⌋ candidates from their rows of D."""
     if math.isnan(client.ratio):
         return drawn(client.shared[client.true], client.rng)
     given, places = client.true.copy(), client.candidates()
