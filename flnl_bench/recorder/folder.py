@@ -22,7 +22,7 @@ TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 def run_folder(out: Path, config: RunConfig) -> Path:
     """Where a run lives; the hash keeps apart whatever gives other numbers."""
     dataset = config.dataset.replace(":", "-").replace("/", "_")
-    setting = config.setting.replace(":", "_").replace("/", "_")
+    setting = config.setting.replace(":", "_").replace("/", "_")[:100]  # options may hold long paths
     name = f"{config.preset}-s{config.seed}-{config.hash}"
     return out / dataset / config.partition / setting / config.method / name
 
