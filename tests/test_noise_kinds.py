@@ -13,7 +13,14 @@ from flnl_bench.errors import BadInput
 from flnl_bench.scenario import NOISES, NoisyClient, draw_scenario, parse_setting, stage
 from flnl_bench.scenario.annotators import mean_rate, wrong_share
 from flnl_bench.scenario.instance import flip_rates, label_chances, mean_flip_rate, wrong_class_chances
-from flnl_bench.scenario.margin import SHAPES, certainty, flip_chances, rival_and_margin, scores_of
+from flnl_bench.scenario.margin import (
+    SHAPES,
+    certainty,
+    distances_to_means,
+    flip_chances,
+    rival_and_margin,
+    scores_of,
+)
 from flnl_bench.scenario.noise import noisy_labels
 from flnl_bench.scenario.transitions import errors_only
 from flnl_bench.streams import stream
@@ -229,6 +236,9 @@ def test_samples_become_their_rival_by_given_scores(tmp_path):
 
 def test_built_in_scores_are_as_certain_as_they_should_be():
     data = toy(600)
+    means = np.stack([data.train_x[data.train_y == c].mean(axis=0) for c in range(5)])
+    distances = ((data.train_x[:, None] - means) ** 2).sum(axis=(2, 3, 4))
+    assert np.allclose(distances_to_means(data), distances)
     scores = scores_of(SimpleNamespace(dataset=data, classes=5, options={"scores": None}))
     assert np.allclose(scores.sum(axis=1), 1)
     assert certainty(scores) == pytest.approx(0.8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from command_line import flnl
 import flnl_bench as fb
 from flnl_bench import NoiseKind, Option
 from flnl_bench.registry import default_registry
-from flnl_bench.scenario import draw_scenario, parse_setting
+from flnl_bench.scenario import NOISES, draw_scenario, parse_setting
 from flnl_bench.testing import toy_dataset
 
 
@@ -75,6 +77,18 @@ def test_the_list_shows_kinds_and_options():
     assert ",omega=1.0: " in flnl("list", "settings").out
 
 
+def test_the_page_about_noise_has_every_kind_and_option_and_settings_that_exist():
+    page = (Path(__file__).parents[1] / "docs" / "noise.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    for kind in NOISES.values():
+        about = [line for line in lines if f"`{kind.name}`" in line.split("|")[1]]
+        assert about or kind.name == "clean", kind.name
+        for option in kind.options:
+            assert any(f"`{option.name}" in line for line in about), option.name
+    settings = re.findall(r"--setting (\S+)", page)
+    assert {parse_setting(name).kind.name for name in settings} == {*SETTINGS}
+
+
 def test_a_kind_of_a_plugin_may_have_options_and_prepare_something(monkeypatch):
     def labels(client):
         return np.full_like(client.true, client.shared + client.options["add"])
@@ -83,7 +97,7 @@ def test_a_kind_of_a_plugin_may_have_options_and_prepare_something(monkeypatch):
     kind = NoiseKind(
         "fixed", "one class", labels, options=(add,), prepare=lambda everyone: everyone.classes - 2
     )
-    monkeypatch.setitem(fb.scenario.NOISES, "fixed", kind)
+    monkeypatch.setitem(NOISES, "fixed", kind)
     assert set(draw_scenario(toy_dataset(), "iid", "fixed-1.0", 4).given) == {1}
     assert set(draw_scenario(toy_dataset(), "iid", "fixed-1.0,add=1", 4).given) == {2}
 

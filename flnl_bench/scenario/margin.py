@@ -79,11 +79,12 @@ def distances_to_means(dataset: Dataset) -> np.ndarray:
     """‖x − μ_c‖² of all train images, float64 [N, C]; as floats only some images at a time."""
     images, labels = dataset.train_x, dataset.train_y
     distances = np.full((len(images), len(dataset.classes)), np.inf)  # of a class without images
-    means = {int(c): images[labels == c].mean(axis=0).ravel() for c in np.unique(labels)}
+    present = np.unique(labels)
+    means = np.stack([images[labels == label].mean(axis=0).ravel() for label in present])
     for start in range(0, len(images), CHUNK):
-        pixels = images[start : start + CHUNK].reshape(-1, images[0].size).astype(np.float64)
-        for label, mean in means.items():
-            distances[start : start + CHUNK, label] = ((pixels - mean) ** 2).sum(axis=1)
+        pixels = images[start : start + CHUNK].reshape(-1, means.shape[1]).astype(np.float64)
+        squares = (pixels**2).sum(axis=1, keepdims=True) + (means**2).sum(axis=1)
+        distances[start : start + CHUNK, present] = squares - 2 * pixels @ means.T
     return distances
 
 
