@@ -17,7 +17,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
 
 from flnl_bench import text
 from flnl_bench.errors import BadInput, one_line
@@ -193,7 +193,7 @@ def _check_depth(value: Any, left: int) -> None:
             _check_depth(item, left - 1)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a JSON document is a number, and not true or false."""
     return type(value) in (int, float)
 
@@ -243,3 +243,19 @@ def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
 
     with archive.open(f"{key}.npy") as member:
         return read_array(member, allow_pickle=False)
+
+
+def read_numbers(path: Path, where: str) -> np.ndarray:
+    """The array of a .npy file, or the numbers of a text file; errors say `where` it is asked for."""
+    import numpy as np
+
+    try:
+        with open_file(path, follow=True) as file:
+            if path.suffix == ".npy":
+                return np.load(file, allow_pickle=False)
+            return np.loadtxt(file, delimiter="," if path.suffix == ".csv" else None)
+    except FileNotFoundError:
+        raise BadInput(f"{where}: there is no file {path}") from None
+    except Exception as error:  # as above
+        why = str(error) if isinstance(error, BadInput) else one_line(error)
+        raise BadInput(f"{where}: {path} holds no array of numbers: {why}") from None

@@ -122,9 +122,10 @@ def print_scenario(scenario: Scenario) -> None:
         if about["smallest"] == about["largest"]
         else f"{about['smallest']}-{about['largest']}"
     )
+    is_open = f" ({_ratio(about['realised_open'])} open)" if "realised_open" in about else ""
     console.print(
         f"{about['clients']} clients ({about['noisy_clients']} noisy), {about['images']} images "
-        f"({sizes} each), {_ratio(about['realised'])} wrong labels"
+        f"({sizes} each), {_ratio(about['realised'])} wrong labels{is_open}"
     )
     console.print(f"fingerprint {about['fingerprint']}")
 

@@ -20,7 +20,10 @@ BELIEFS = (
     ("client", "row", "given"),
     ("true", "clean", "clean_probability", "losses", "labels", "pseudo_labels"),
 )
-CLIENTS = ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"), ("realised_ratio",)
+CLIENTS = (
+    ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
+    ("realised_ratio", "realised_open"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
