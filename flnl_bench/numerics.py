@@ -1,4 +1,4 @@
-"""Pieces that several methods share: weights, losses, mixtures, MixUp, small losses, schedules.
+"""Pieces that several methods share: weights, robust means, losses, mixtures, MixUp, small losses, schedules.
 
 The one place for them: methods import from here and never from each other.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from flnl_bench.errors import BadInput
 from flnl_bench.models.network import count_work as count_work  # for methods
 
 if TYPE_CHECKING:
-    from flnl_bench.api import Server, Step, Terms
+    from flnl_bench.api import Server, Step, Terms, Update
 
 Covariance = Literal["full", "diag", "spherical"]  # of a mixture's components
 
@@ -50,6 +51,94 @@ def squared_distances(model: nn.Module, anchor: nn.Module) -> Tensor:
     # Parameters, not weights: a pull on running statistics has no gradient and would only add a constant.
     pairs = zip(model.parameters(), anchor.parameters(), strict=True)
     return torch.stack([(w - fixed.detach()).square().sum() for w, fixed in pairs])
+
+
+# -- robust means --------------------------------------------------------------------------------------
+# Each takes models and shares as `average` does and may stand in its place. Only the geometric median
+# looks at the shares: the others are published without, and ten images count as much as a thousand.
+Models = Sequence[Mapping[str, Tensor]]
+Rule = Callable[[Models, Sequence[float]], dict[str, Tensor]]
+Aggregator = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "rfa"]
+
+STATISTICS = ("running_mean", "running_var")  # ends of names; large variances must not decide who is far
+
+
+def combined(updates: Sequence[Update], rule: Rule, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The finite models of a round made one by a rule; `otherwise`, the global weights, if there are none."""
+    sound = [update for update in updates if is_finite(update.weights)]
+    return rule([u.weights for u in sound], [u.size for u in sound]) if sound else dict(otherwise)
+
+
+def distrusted(count: int, share: float, least: int) -> int:
+    """f of `count` models, ⌊share·m⌋, but so few that 2f + `least` models are there."""
+    return max(0, min(int(share * count + 1e-9), (count - least) // 2))
+
+
+def coordinate_median(weights: Models, shares: Sequence[float] = ()) -> dict[str, Tensor]:
+    """The median of every coordinate; of an even number of models the mean of the two middle values."""
+    return _middle_mean(weights, (len(weights) - 1) // 2)
+
+
+def trimmed_mean(weights: Models, shares: Sequence[float] = (), distrust: float = 0.3) -> dict[str, Tensor]:
+    """The mean of every coordinate without its f smallest and f largest values."""
+    return _middle_mean(weights, distrusted(len(weights), distrust, least=1))
+
+
+def krum(
+    weights: Models, shares: Sequence[float] = (), distrust: float = 0.3, selected: int | None = 1
+) -> dict[str, Tensor]:
+    """The mean of the `selected` models (None: m − f − 2) with the smallest scores; all of one or two models.
+
+    A score is the sum of squared distances to the m − f − 2 nearest others; of equal ones the first counts.
+    """
+    count = len(weights)
+    if count < 3:
+        return average(weights, [1] * count)
+    near = count - distrusted(count, distrust, least=3) - 2
+    distances = torch.stack([torch.stack([_squared_distance(a, b) for b in weights]) for a in weights])
+    scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # the first is that to itself
+    chosen = sorted(scores.argsort(stable=True)[: near if selected is None else selected].tolist())
+    return average([weights[k] for k in chosen], [1] * len(chosen))
+
+
+def geometric_median(
+    weights: Models, shares: Sequence[float], steps: int = 3, floor: float = 1e-6
+) -> dict[str, Tensor]:
+    """The model whose weighted sum of distances to all is least, after steps of Weiszfeld from the mean."""
+    centre = average(weights, shares)
+    for _ in range(steps):
+        distances = [_squared_distance(model, centre).sqrt().item() for model in weights]
+        near = [share / max(floor, distance) for share, distance in zip(shares, distances, strict=True)]
+        centre = average(weights, near)
+    return centre
+
+
+AGGREGATORS: dict[str, Rule] = {
+    "mean": average,
+    "median": coordinate_median,
+    "trimmed-mean": trimmed_mean,
+    "krum": krum,
+    "multi-krum": partial(krum, selected=None),
+    "rfa": geometric_median,
+}
+
+
+@torch.no_grad()
+def _middle_mean(weights: Models, drop: int) -> dict[str, Tensor]:
+    """The mean of every coordinate without its `drop` smallest and largest values."""
+    kept, middle = slice(drop, len(weights) - drop), {}
+    for name, first in weights[0].items():
+        values = torch.stack([model[name] for model in weights]).sort(0).values
+        # In the memory layout of the models: with another one, networks give other bits.
+        middle[name] = torch.empty_like(first).copy_(values[kept].mean(0))
+    return middle
+
+
+@torch.no_grad()
+def _squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    """‖θ − θ'‖² over the parameters, BatchNorm statistics left out, summed in float64."""
+    names = [name for name in one if not name.endswith(STATISTICS)]
+    return torch.stack([(one[name] - other[name]).double().square().sum() for name in names]).sum()
 
 
 # -- losses --------------------------------------------------------------------------------------------
@@ -277,6 +366,17 @@ def check_forget_rate(given: float | None, terms: Terms, method: str) -> None:
 def linear_ramp(t: float, begin: float, length: float) -> float:
     """From 0 at `begin` to 1 after `length` rounds."""
     return min(max((t - begin) / length, 0.0), 1.0)
+
+
+def warmup_rounds(share: float, terms: Terms) -> int:
+    """A share of the rounds, at least three and as many as it takes to call every client once."""
+    return max(3, round(share * terms.rounds), terms.rounds_for_all)
+
+
+def history_length(longest: int, shortest: int, begin: int, terms: Terms) -> int:
+    """How many outputs a sample's history holds: those that a typical client has at round `begin`."""
+    visits = begin * terms.sampled // terms.clients
+    return min(longest, max(shortest, terms.epochs * visits))
 
 
 def clients_in_turn(server: Server, name: str) -> list[int]:

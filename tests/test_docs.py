@@ -12,6 +12,7 @@ import typer.main
 
 from flnl_bench import Method, Update, noisy_clients, numerics
 from flnl_bench.cli import app
+from flnl_bench.registry import default_registry
 from flnl_bench.testing import play, toy_engine
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +76,13 @@ def test_what_methods_share_is_documented_and_no_more():
     for name, words in told:
         named = {word for word in words.split(", ") if word != "…"}
         assert named <= set(inspect.signature(public[name]).parameters), name
+
+
+def test_every_method_has_a_row_with_every_column():
+    rows = re.findall(r"^\| `([\w-]+)` \|(.+)\|$", page("methods.md"), re.M)
+    assert sorted(name for name, _ in rows) == sorted(default_registry().methods)
+    for name, cells in rows:
+        assert len([cell for cell in cells.split(" | ") if cell.strip()]) == 5, name
 
 
 def test_there_are_examples():

@@ -58,11 +58,11 @@ def test_the_decays_of_the_first_updates_of_a_teacher():
 def test_the_teacher_follows_twice_a_step_over_the_life_of_the_client_and_the_warm_up_counts():
     method = FedGR(ramped_ema=True)
     client = client_of(round=0, state={"teacher": {"w": torch.tensor([0.0])}, "followed": 0})
-    expected, n = 0.0, 0
-    for local in (1.0, 2.0, 5.0):
+    expected = 0.0
+    for step, local in enumerate((1.0, 2.0, 5.0)):
         client.scratch["live"] = {"w": torch.tensor([local])}
         method.on_step(None, client)
-        for n in (n + 1, n + 2):
+        for n in (2 * step + 1, 2 * step + 2):
             expected = ramped_decay(n, 0.99) * expected + (1 - ramped_decay(n, 0.99)) * local
     assert client.state["teacher"]["w"].item() == pytest.approx(expected)
     assert client.state["followed"] == 6

@@ -76,7 +76,7 @@ METHODS = [
     "fedgr/no-sieve",
     "fedgr/online-ema",
 ]
-SMALL = ["--setting", "mixed-1.0", "--samples", 200, "--clients", 4, "--epochs", 1]
+SMALL = ["--setting", "mixed-1.0", "--samples", 200, "--clients", 4, "--epochs", 1, "--batch-size", 16]
 TWO = [*SMALL, "--rounds", 2, "--fraction", 0.5]
 SIX = [*SMALL, "--rounds", 6, "--fraction", 1.0]  # long enough for what comes after a warm-up
 LATER = {"counts"}  # parts of a round that 0.1.0 did not write

@@ -8,7 +8,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
+from flnl_bench.cli import (
+    compare,
+    leaderboard,
+    listing,
+    observe,
+    plot,
+    report,
+    results,
+    run,
+    scenario,
+    show,
+    suite,
+)
 from flnl_bench.cli.console import Interrupted, note
 from flnl_bench.cli.streams import standard_streams
 from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData, one_line
@@ -22,6 +34,10 @@ app.command("list")(listing.list_names)
 app.command("show")(show.show)
 app.command("suite")(suite.suite)
 app.command("leaderboard")(leaderboard.leaderboard)
+app.command("report")(report.report)
+app.command("plot")(plot.plot)
+app.command("compare")(compare.compare)
+app.add_typer(observe.app, name="observe")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(results.app, name="results")
 

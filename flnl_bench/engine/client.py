@@ -224,6 +224,7 @@ class ClientWorker:
             batch_rng=self._stream(call, "batches"),
             bind=self._bind,
             map=lambda fn, views=("plain",): self._map(call, fn, views),
+            image_shape=self.images.shape,
         )
         if state is None:
             made = self.method.client_state(client)

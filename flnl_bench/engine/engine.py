@@ -107,7 +107,9 @@ class LocalFederation:
         """What this round took beside bytes and passes, and what left the clients beside weights."""
         self.cost.add(take_work())  # the server's
         return {
-            "samples": sum(n * self.server.sizes[k] for (verb, k), n in self.calls.items() if verb == "train"),
+            "samples": sum(
+                n * self.server.sizes[k] for (verb, k), n in self.calls.items() if verb == "train"
+            ),
             "mixtures": self.cost.mixtures,
             "searches": self.cost.searches,
             "sent": merge(self.left),

@@ -267,6 +267,7 @@ def _label(rows: Iterable[MethodRuns], title: str, warnings: list[str]) -> None:
     methods: dict[tuple[str, int], list[MethodRuns]] = defaultdict(list)
     for row in rows:
         methods[row.method, row.version].append(row)
+    several = _several(methods)
     for (method, version), same in methods.items():
         told = [_told(row) for row in same]
         names = list(dict.fromkeys(name for row in same for name in row.hyperparameters))
@@ -275,11 +276,11 @@ def _label(rows: Iterable[MethodRuns], title: str, warnings: list[str]) -> None:
         for row, name in zip(same, told, strict=True):
             values = written({n: row.hyperparameters.get(n, "–") for n in differ})
             row.label = name if known and name else f"{method} {values}".rstrip()
-            row.label += f" v{version}" if version > 1 else ""
+            row.label += f" v{version}" if version > 1 and method in several else ""
         if differ and not known:  # else the rows say what was changed: it was asked for
             why = f"because of different {', '.join(differ)}"
             warnings.append(f"{title}: {method} has {len(same)} rows, {why}")
-    for method, versions in _several(methods).items():
+    for method, versions in several.items():
         warnings.append(f"{title}: {method} has rows of its versions {', '.join(map(str, versions))}")
 
 

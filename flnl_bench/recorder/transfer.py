@@ -21,7 +21,9 @@ from flnl_bench.files import (
     open_file,
     parse_json,
     partial_of,
+    read_file,
     refuse_links,
+    replace_file,
     sweep_parts,
 )
 from flnl_bench.recorder.claim import Busy, claimed
@@ -36,7 +38,8 @@ from flnl_bench.recorder.record import Row, RunRecord, now, parse_record
 
 FORMAT, VERSION = "flnl-bench results", 1
 MANIFEST = "manifest.json"
-MEMBERS = {"run.json": 16 * MB, "rounds.jsonl": 256 * MB}  # the files of a run, and how large they may be
+BELIEFS = "beliefs.npz"
+MEMBERS = {"run.json": 16 * MB, "rounds.jsonl": 256 * MB, BELIEFS: 256 * MB}  # a run's files and their limits
 _ANY_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same runs give the same bytes
 
 
@@ -82,6 +85,8 @@ def _write(path: Path, found: Records, done: Exported) -> None:
             whole = dataclasses.replace(record, summary=summary)
             _add(archive, f"{place.as_posix()}/run.json", whole.text())
             _add(archive, f"{place.as_posix()}/rounds.jsonl", rounds_text(rows))
+            if (run / BELIEFS).exists():
+                _add(archive, f"{place.as_posix()}/{BELIEFS}", read_file(run / BELIEFS))
             done.runs += 1
         about = {"format": FORMAT, "version": VERSION, "exported": now(), "runs": done.runs}
         _add(archive, MANIFEST, json_text({**about, "flnl_bench": flnl_bench.__version__}, indent=2) + "\n")
@@ -96,11 +101,11 @@ def home(record: RunRecord, name: str) -> PurePath:
     return config.place.with_name(name)
 
 
-def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+def _add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     info = zipfile.ZipInfo(name, _ANY_TIME)
     info.compress_type = zipfile.ZIP_DEFLATED
     info.external_attr = 0o644 << 16
-    archive.writestr(info, text)
+    archive.writestr(info, content)
 
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, RuntimeError)
@@ -183,13 +188,20 @@ def _place(archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
         try:
             with claimed(folder.path):
                 folder.sweep_parts()
-                _put(folder, record, rows, file.name, done)
+                if _put(folder, record, rows, file.name, done) and (data := _beliefs(archive, place)):
+                    replace_file(folder.path / BELIEFS, data)
         except Busy:
             done.kept[folder.path] = "a process is working on it"
     return done
 
 
-def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done: Imported) -> None:
+def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
+    """What a run's method believed, as a file of which only the size is checked; empty if there is none."""
+    name = f"{place.as_posix()}/{BELIEFS}"
+    return archive.read(name) if name in archive.namelist() else b""
+
+
+def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done: Imported) -> bool:
     """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
     if (folder.path / "run.json").exists() or (folder.path / "checkpoint").exists():
         there = folder.read()
@@ -199,13 +211,14 @@ def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done:
             done.there += 1
         else:
             done.kept[folder.path] = "a run with other numbers is there"
-        return
+        return False
     folder.rewrite_rounds(rows)
     origin = {"file": file, "time": now(), "provenance": record.provenance}
     if record.imported:
         origin["earlier"] = record.imported
     folder.write(dataclasses.replace(record, imported=origin))
     done.runs.append(folder.path)
+    return True
 
 
 def _same(there: RunRecord, record: RunRecord) -> bool:

@@ -321,6 +321,7 @@ class FedGR(Method):
             labels=state["labels"],
             pseudo_labels=state["pseudo"],
             numbers={"teacher_replaced": state["replaced"]},
+            losses=state["mean_loss"],
         )
 
 
