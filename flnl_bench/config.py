@@ -85,10 +85,8 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
 
 def as_folder(name: str) -> str:
     """A data set or setting, whose name may have the path of a file, as the name of a folder."""
-    name = "".join(
-        sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name.replace(":", "-")
-    )
-    return name[:200]
+    signs = (sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name.replace(":", "-"))
+    return "".join(signs)[:200]
 
 
 @dataclass(frozen=True)

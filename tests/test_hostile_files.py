@@ -17,6 +17,7 @@ from flnl_bench.config import training_changes
 from flnl_bench.data import dataset_name, downloads, load_dataset
 from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.files import parse_json, read_npz, read_toml
+from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.record import read_record
 from flnl_bench.registry import default_registry, parse_value
 from flnl_bench.runs.presets import load_preset
@@ -380,3 +381,20 @@ def test_a_suite_says_whose_claim_it_waits_for(tmp_path):
 def test_json_that_no_reader_can_hold_is_refused(data):
     with pytest.raises(ValueError):
         parse_json(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"given": np.array([2**31, 0])},
+        {"given": np.array([-5, 0])},
+        {"given": np.zeros((2, 2), int)},
+        {"clean": np.array([1, 1, 1])},
+        {"true": np.array(["a", "b"])},
+    ],
+)
+def test_beliefs_that_no_method_has_are_refused(tmp_path, change):
+    good = {"given": np.array([0, 1]), "true": np.array([0, 1]), "clean": np.array([1, -1], np.int8)}
+    np.savez(tmp_path / "beliefs.npz", **{**good, **change})
+    with pytest.raises(BadInput, match=next(iter(change))):
+        read_beliefs(tmp_path / "beliefs.npz", good)

@@ -28,7 +28,7 @@ def standard_streams() -> Iterator[Lossy]:
     if min(widths) < NARROWEST or max(widths) > WIDEST:
         os.environ["COLUMNS"] = str(min(WIDEST, max(NARROWEST, width)))
     out, errors = _lossy(sys.stdout), _lossy(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):  # type: ignore[type-var]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         yield out
     out.flush()
     errors.flush()

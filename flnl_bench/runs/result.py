@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flnl_bench.config import RunConfig
-from flnl_bench.files import read_npz
+from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.folder import RunFolder, flat_round
 from flnl_bench.recorder.record import RunRecord, Summary
 
@@ -79,7 +79,7 @@ class RunResult:
     def _frame(self, required: tuple[str, ...], optional: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.DataFrame(read_npz(self.folder / "beliefs.npz", required, optional, follow=False))
+        return pd.DataFrame(read_beliefs(self.folder / "beliefs.npz", required, optional))
 
     def __repr__(self) -> str:
         c = self.config

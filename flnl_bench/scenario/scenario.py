@@ -21,7 +21,7 @@ from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.streams import stream
 from flnl_bench.tables import call
 
-MOST_COUNTS = 10_000_000  # of transitions that are written down: 80 MB; 100 clients of 316 classes
+MOST_COUNTS = 2_000_000  # of transitions that are written down: 16 MB; 100 clients of 141 classes
 
 
 @dataclass(frozen=True, eq=False)
