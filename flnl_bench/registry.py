@@ -102,6 +102,7 @@ def load_registry(plugins: Plugins | None = None) -> Registry:
     from flnl_bench.data import DATASETS
     from flnl_bench.models import MODELS
     from flnl_bench.scenario import NOISES, PARTITIONS
+    from flnl_bench.trackers import TRACKERS
 
     plugins = plugins or Plugins()
     methods = plugins.complete(_no_methods())
@@ -110,15 +111,20 @@ def load_registry(plugins: Plugins | None = None) -> Registry:
         "noises": NOISES,
         "partitions": PARTITIONS,
         "models": MODELS,
+        "trackers": TRACKERS,
     }
     tables = {"methods": methods, **{kind: plugins.complete(table) for kind, table in others.items()}}
     return Registry(methods, plugins.owners, plugins.problems, tables)
 
 
-@functools.cache
 def default_registry() -> Registry:
     """The registry of this process."""
-    return load_registry(installed())
+    return _registry_of(installed())
+
+
+@functools.lru_cache(maxsize=1)
+def _registry_of(plugins: Plugins) -> Registry:
+    return load_registry(plugins)
 
 
 # -- hyper-parameters on the command line -----------------------------------------------------------

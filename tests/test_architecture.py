@@ -15,9 +15,9 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.n
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
     {"errors", "streams", "processes"},
-    {"files", "tables"},
-    {"config"},
-    {"data"},
+    {"files", "plugin_files"},
+    {"tables", "config"},
+    {"data", "trackers"},
     {"scenario", "models"},
     {"numerics"},
     {"api"},

@@ -50,8 +50,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the files of an earlier run."""
-        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
-        for name in ("run.json", "rounds.jsonl", "beliefs.npz"):
+        for name in ("checkpoint", "trackers"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in ("run.json", "rounds.jsonl", "beliefs.npz", "best.safetensors", "final.safetensors"):
             (self.path / name).unlink(missing_ok=True)
 
     def read(self) -> RunRecord | None:
