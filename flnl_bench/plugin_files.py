@@ -49,9 +49,10 @@ def import_file(file: Path) -> ModuleType:
     """The module of a plugin file; it is run again only if its content has changed."""
     name = module_name(file)
     content, known = file.read_bytes(), sys.modules.get(name)
-    if known and known.__file__ != str(file):
-        raise BadInput(f"{known.__file__} is a plugin of the same name; rename one of them")
-    if known and loaded_digest(file) == digest(content):
+    first = next((other for other in files_in_use() if module_name(other) == name), file)
+    if first != file:
+        raise BadInput(f"{first} is a plugin of the same name; rename one of them")
+    if known and known.__file__ == str(file) and loaded_digest(file) == digest(content):
         return known
     check_api(wanted_api(content))
     spec = importlib.util.spec_from_file_location(name, file)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench.errors import BadInput, one_line, unknown
-from flnl_bench.tables import METHODS_HOOK, Plugins, Table, installed
+from flnl_bench.tables import METHODS_HOOK, Plugins, Source, Table, installed
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -49,6 +49,8 @@ class Registry:
     plugins: dict[str, str] = field(default_factory=dict)  # plugin → distribution
     problems: list[str] = field(default_factory=list)
     tables: dict[str, Table[Any]] = field(default_factory=dict)  # of all kinds, methods too, with all entries
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of all plugins, also of those that failed
+    failed: Mapping[str, str] = field(default_factory=dict)  # plugin → why it could not be loaded
 
     @property
     def origin(self) -> dict[str, str]:
@@ -114,7 +116,8 @@ def load_registry(plugins: Plugins | None = None) -> Registry:
         "trackers": TRACKERS,
     }
     tables = {"methods": methods, **{kind: plugins.complete(table) for kind, table in others.items()}}
-    return Registry(methods, plugins.owners, plugins.problems, tables)
+    found = plugins.found, plugins.failed
+    return Registry(methods, plugins.owners, plugins.problems, tables, *found)
 
 
 def default_registry() -> Registry:
