@@ -23,7 +23,7 @@ LAYERS = (
     {"api"},
     {"registry", "engine", "recorder"},
     {"runs"},
-    {"testing"},
+    {"testing", "scaffold"},
     {"suite", "leaderboards"},
     {"plots", "report"},
     {"cli"},

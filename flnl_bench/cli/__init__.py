@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flnl_bench.cli import leaderboard, listing, results, run, scenario, show, suite
+from flnl_bench.cli import leaderboard, listing, plugin, results, run, scenario, show, suite
 from flnl_bench.cli.console import Interrupted, note
 from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData
 from flnl_bench.processes import terminate_as_interrupt
@@ -25,6 +25,7 @@ app.command("suite")(suite.suite)
 app.command("leaderboard")(leaderboard.leaderboard)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(results.app, name="results")
+app.add_typer(plugin.app, name="plugin")
 
 
 @app.callback(invoke_without_command=True)
