@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ class WeightsAndBiases(Tracker):
 
         kept = run.folder / "run-id"
         known = kept.exists()
-        number = kept.read_text() if known else wandb.util.generate_id()
+        number = kept.read_text() if known else secrets.token_hex(4)
         kept.write_text(number)
         self.run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "flnl-bench"),
