@@ -20,7 +20,7 @@ class Example(Method):
         bounded(self, "trust", high=1)
 
     def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
-        """One value per example."""
+        """One value per image."""
         logits = model(batch.x)
         own = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
         given = F.cross_entropy(logits, batch.y, reduction="none")

@@ -20,7 +20,7 @@ def one_giant(
     return [rows[:first], *np.array_split(rows[first:], clients - 1)]
 
 
-SHARE = Parameter("SHARE", low=0.01, high=0.9, example=0.5)
+SHARE = Parameter("SHARE", 0.01, 0.9, 0.5)  # lowest, highest, and one to show
 EXAMPLE = PartitionKind("example", "one client holds SHARE of all images", one_giant, (SHARE,))
 
 
