@@ -14,6 +14,7 @@ from flnl_bench.cli import (
     listing,
     observe,
     plot,
+    plugin,
     report,
     results,
     run,
@@ -40,6 +41,7 @@ app.command("compare")(compare.compare)
 app.add_typer(observe.app, name="observe")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(results.app, name="results")
+app.add_typer(plugin.app, name="plugin")
 
 
 @app.callback(invoke_without_command=True)

@@ -27,12 +27,14 @@ def show_scenario(
     seed: options.Seed = None,
     file: options.ScenarioFile = None,
     preset: options.PresetName = "quick",
+    plugin: options.Plugins = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Print a table of the clients: size, classes, noise type, nominal and realised noise ratio."""
     from flnl_bench.scenario import client_table, scenario_summary
 
+    options.use_plugins(plugin)
     scenario = _scenario(
         file,
         preset,
@@ -65,12 +67,14 @@ def export(
     samples: options.Samples = None,
     seed: options.Seed = None,
     preset: options.PresetName = "quick",
+    plugin: options.Plugins = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a scenario as npz and json, for `run --scenario` and for other code bases."""
     from flnl_bench.scenario import save_scenario, scenario_summary
 
+    options.use_plugins(plugin)
     scenario = _scenario(
         None,
         preset,

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flnl_bench import plugin_files
 from flnl_bench.api import Weights
 from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Reply, WorkerSpec
 from flnl_bench.engine.contract import check_task
@@ -194,6 +195,7 @@ class _Clerk:
 
     def prepare(self) -> None:
         """Build the client worker; a GPU gets its own copy of images that need not be streamed."""
+        plugin_files.import_all()  # the classes of the method and of its model may be defined there
         spec: WorkerSpec = pickle.loads(self.plan)
         images = {}
         for part, (file, streamed) in self.files.items():

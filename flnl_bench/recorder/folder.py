@@ -27,7 +27,7 @@ from flnl_bench.files import (
 from flnl_bench.recorder.record import COSTS, Newer, Row, RunRecord, check_counts, read_record
 
 TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
-RESULTS = ("run.json", "rounds.jsonl", "beliefs.npz")
+RESULTS = ("run.json", "rounds.jsonl", "beliefs.npz", "best.safetensors", "final.safetensors")
 FILES = (*RESULTS, ".lock", ".claim")  # what a run folder holds beside its checkpoint
 
 
@@ -62,7 +62,8 @@ class RunFolder:
     def check(self) -> None:
         """Refuse to write where links or other people's things are, or the run of a newer version."""
         refuse_strange(self.path, folder=True)
-        refuse_strange(self.checkpoint, folder=True)
+        for path in (self.checkpoint, self.path / "trackers"):
+            refuse_strange(path, folder=True)
         for path in (*(self.path / name for name in FILES), *_entries(self.checkpoint)):
             refuse_strange(path)
         try:
@@ -79,6 +80,7 @@ class RunFolder:
         """Remove the files of an earlier run."""
         self.check()
         self.sweep()
+        shutil.rmtree(self.path / "trackers", ignore_errors=True)
         for name in RESULTS:
             (self.path / name).unlink(missing_ok=True)
 

@@ -168,6 +168,11 @@ def parse_record(data: bytes) -> RunRecord:
     return record
 
 
+def read_config(values: object) -> RunConfig:
+    """A configuration from its plain values."""
+    return _read(RunConfig, values, "config.")
+
+
 def _read(cls: type[T], values: object, where: str = "") -> T:
     """A dataclass from a JSON object; what is missing has its default, if there is one."""
     given = values if isinstance(values, dict) else {}

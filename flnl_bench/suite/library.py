@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -19,6 +19,7 @@ from flnl_bench.suite.conduct import Launcher, conduct
 from flnl_bench.suite.estimate import Estimate, estimate
 from flnl_bench.suite.file import Suite, make_suite, read_suite
 from flnl_bench.suite.grid import Item, make_grid
+from flnl_bench.trackers import find_tracker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +81,8 @@ def run_suite(
     fresh: bool = False,
     data_dir: str | PathLike[str] | None = None,
     out: str | PathLike[str] = "results/runs",
+    save_model: bool = False,
+    tracker: str | Sequence[str] = (),
     progress: Watch | None = None,
     loading: LoadProgress | None = None,
 ) -> SuiteResult:
@@ -100,6 +103,8 @@ def run_suite(
         fresh: start all runs anew, also finished ones.
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
+        save_model: keep the final and the best global weights of every run.
+        tracker: names of trackers that see every run, as for `run`.
         progress: called with the board, which knows all runs and has `warnings`, at the start and then
             again and again; without it, Python's warnings tell.
         loading: called as (what, done, total) while a large data set is decoded.
@@ -110,7 +115,18 @@ def run_suite(
     """
     _check(executor, jobs, runs_per_gpu, slurm)
     out, data_dir = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
-    found, items = _plan(suite, out, data_dir, device, local=executor == "local")
+    trackers = (tracker,) if isinstance(tracker, str) else tuple(tracker)
+    for name in trackers:
+        find_tracker(name)
+    found, items = _plan(
+        suite,
+        device,
+        executor == "local",
+        out=out,
+        data_dir=data_dir,
+        tracker=trackers,
+        save_model=save_model,
+    )
     start = time.monotonic()
     board = Board.of(items, jobs or len(items), retry_failed, fresh)
     for text in () if progress else board.warnings:
@@ -147,12 +163,7 @@ def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[st
 
 
 def _plan(
-    suite: str | PathLike[str] | Mapping[str, Any],
-    out: Path,
-    data_dir: Path | None,
-    device: str,
-    *,
-    local: bool,
+    suite: str | PathLike[str] | Mapping[str, Any], device: str, local: bool, **options: Any
 ) -> tuple[Suite, list[Item]]:
     """The suite and its runs; nothing is written and no data are read."""
     from flnl_bench.engine.devices import choose_device
@@ -162,7 +173,7 @@ def _plan(
     # A machine that hands out work need not have the GPU that the workers have.
     kind = device if not local and device in ("cpu", "cuda") else choose_device(device).type
     try:
-        return found, make_grid(found, out=out, data_dir=data_dir, device=kind)
+        return found, make_grid(found, device=kind, **options)
     except BadInput as error:
         raise BadInput(f"{where}{error}") from None
 
