@@ -144,7 +144,7 @@ def canvas(
 
 def head(figure: Figure, text: str) -> None:
     """What all panels have in common, above them."""
-    lines = textwrap.wrap(plain(text, 400), int(14 * figure.get_figwidth()))
+    lines = textwrap.wrap(plain(text, 400), int(13 * figure.get_figwidth()))
     figure.suptitle("\n".join(lines), fontsize=9)
     _grow(figure, len(lines))
 

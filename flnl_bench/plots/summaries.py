@@ -177,7 +177,7 @@ def grid(
         raise BadInput(f"there is only one combination of hyper-parameters of {method}; a grid needs several")
     x, y = _axes([row.hyperparameters for cell in cells for row in cell.rows], x, y)
     figure, axes = canvas(len(cells), size=(3.4, 2.9))
-    common, titles = titles_of([(*cell.parts, method) for cell in cells])
+    common, titles = titles_of([(method, *cell.parts) for cell in cells])
     tables = [_table(cell, x, y, metric) for cell in cells]
     low = min(np.nanmin(values) for values, _, _ in tables)
     high = max(np.nanmax(values) for values, _, _ in tables)
