@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.runs.result import RunResult as RunResult
     from flnl_bench.scenario import NoiseKind as NoiseKind
     from flnl_bench.scenario import NoisyClient as NoisyClient
+    from flnl_bench.scenario import Option as Option
     from flnl_bench.scenario import Parameter as Parameter
     from flnl_bench.scenario import PartitionKind as PartitionKind
     from flnl_bench.scenario import Scenario as Scenario
@@ -84,6 +85,7 @@ _NAMES = {
     "flnl_bench.scenario": (
         "NoiseKind",
         "NoisyClient",
+        "Option",
         "Parameter",
         "PartitionKind",
         "Scenario",

@@ -83,6 +83,12 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
     return changes
 
 
+def as_folder(name: str) -> str:
+    """A data set or setting, whose name may have the path of a file, as the name of a folder."""
+    signs = (sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name.replace(":", "-"))
+    return "".join(signs)[:200]
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """What a run is asked to do; a new field is declared with `later`."""
@@ -101,22 +107,18 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
-        for name in ("method", "partition", "setting", "preset"):
+        for name in ("method", "partition", "preset"):
             for part in getattr(self, name).split("/" if name == "method" else "\0"):
                 path_part(part, name)
-        path_part(self._data_folder, "dataset")
+        for name in ("dataset", "setting"):
+            path_part(as_folder(getattr(self, name)), name)
 
     @property
     def place(self) -> PurePath:
         """Where its folder is below a results folder; the hash keeps apart whatever gives other numbers."""
         name = f"{self.preset}-s{self.seed}-{self.hash}"
-        return PurePath(self._data_folder, self.partition, self.setting.replace(":", "_"), self.method, name)
-
-    @property
-    def _data_folder(self) -> str:
-        """The data set, whose name may have the path of a file, as the name of a folder."""
-        name = self.dataset.replace(":", "-")
-        return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
+        setting = as_folder(self.setting.replace(":", "_"))
+        return PurePath(as_folder(self.dataset), self.partition, setting, self.method, name)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -99,8 +99,10 @@ def test_filters_choose_runs(tmp_path):
             write_curve(tmp_path, [seed, seed], method, seed=seed)
     (axis,) = plots.curves(tmp_path, method="fedprox", seed=[13]).axes
     assert {name: points[:, 1].tolist() for name, points in lines_of(axis).items()} == {"fedprox": [13, 13]}
-    with pytest.raises(fb.BadInput, match="unknown method 'fedprx' in these runs; did you mean 'fedprox'"):
+    with pytest.raises(fb.BadInput, match="unknown method 'fedprx' in the results; did you mean 'fedprox'"):
         plots.curves(tmp_path, method="fedprx")
+    with pytest.raises(fb.BadInput, match=r"unknown seed '2' in the results .allowed: 1, 13."):
+        plots.curves(tmp_path, seed=2)
 
 
 # -- headline numbers --------------------------------------------------------------------------------
@@ -129,6 +131,16 @@ def test_ablation_asks_which_method(tmp_path):
     with pytest.raises(fb.BadInput, match="of one method; choose with method: feddiv, fedgr"):
         plots.ablation(tmp_path)
     assert len(plots.ablation(tmp_path, method="feddiv").axes[0].patches) == 2
+
+
+def test_cells_with_nothing_to_compare_are_left_out_of_an_ablation(tmp_path):
+    write_run(tmp_path, "fedgr")
+    with pytest.raises(fb.BadInput, match="nothing to compare fedgr with"):
+        plots.ablation(tmp_path)
+    for method in ("fedgr", "fedgr/no-sieve"):
+        write_run(tmp_path, method, setting="clean")
+    (axis,) = plots.ablation(tmp_path).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["fedgr", "no-sieve"]
 
 
 def sweep(out, **more) -> None:
@@ -191,6 +203,12 @@ def test_a_method_looks_the_same_whatever_else_is_drawn(tmp_path):
         assert line.get_marker() in MARKERS
 
 
+def test_versions_of_a_method_differ_in_nothing_but_dashes():
+    first, second = plots.look_of("fedgr"), plots.look_of("fedgr v2")
+    assert first[:2] == second[:2]
+    assert first.dash != second.dash
+
+
 HOSTILE = r"$\frac{1$_x^"
 
 
@@ -242,7 +260,7 @@ def test_the_command_writes_by_the_ending(tmp_path):
         (["curves", "-o", "no/a.png"], "there is no folder no to write a.png into"),
         (["curves", "nowhere"], "there is no folder nowhere of a run or of results"),
         (["curves", "empty"], "there is no finished run in empty"),
-        (["curves", "runs", "--setting", "sym"], "unknown setting 'sym' in these runs"),
+        (["curves", "runs", "--setting", "sym"], "unknown setting 'sym' in the results"),
         (["curves", "runs", "--x", "mu"], "--x is not for curves plots"),
         (["cost", "runs", "--metric", "last"], "unknown metric 'last'"),
         (

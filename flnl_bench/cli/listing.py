@@ -64,7 +64,10 @@ def settings() -> Rows:
     """Forms of settings: the label noise."""
     from flnl_bench.scenario import NOISES
 
-    return [_row(kind.form, kind.about, plugin) for kind, plugin in _entries(NOISES)]
+    return [
+        {**_row(kind.form, kind.about, plugin), "options": [option.about for option in kind.options]}
+        for kind, plugin in _entries(NOISES)
+    ]
 
 
 def partitions() -> Rows:
@@ -269,6 +272,7 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
         lines[0] += f" · {row['source']}"
     if row.get("reference"):
         lines.append(row["reference"])
+    lines += [f",{option}" for option in row.get("options", ())]
     if row.get("variants"):
         lines.append(f"variants: {', '.join(row['variants'])}")
     if row.get("hyperparameters"):

@@ -84,6 +84,8 @@ def _over_rounds(cells: Sequence[Cell], pick: Pick, name: str) -> Figure:
         axis.set(title=plain(title, 80), xlabel="round")
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel(name)
+    low, high = axes[0].get_ylim()  # that of all panels; a band may leave what a percentage can be
+    axes[0].set_ylim(max(low, -1), min(high, 101))
     head(figure, common)
     legend(figure, lines)
     return figure

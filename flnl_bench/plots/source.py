@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.files import read_npz
 from flnl_bench.leaderboards.frames import Results
 from flnl_bench.leaderboards.grouping import MethodRuns, Protocol, group, setting_key
-from flnl_bench.leaderboards.runs import FinishedRun, finished_run
+from flnl_bench.leaderboards.runs import FinishedRun, chosen, finished_run
+from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.folder import RunFolder, read_records
 from flnl_bench.recorder.record import Row
 from flnl_bench.runs.result import RunResult
@@ -43,27 +43,22 @@ class Filters(TypedDict, total=False):
 
 
 # -- runs --------------------------------------------------------------------------------------------
-def runs_of(
-    source: Source, filters: Mapping[str, Any], *, named: Callable[[str], str] = str
-) -> list[FinishedRun]:
-    """The finished runs of a source that pass the filters; `named` is what a method is chosen by."""
+def runs_of(source: Source, filters: Mapping[str, Any], *, family: bool = False) -> list[FinishedRun]:
+    """The finished runs of a source that pass the filters; with its `family` a method's variants do, too."""
     runs = _all_runs(source)
     if not runs:
         raise BadInput(f"there is no finished run in {_told(source)}")
     for name in filters.keys() - {*FILTERS}:
         raise unknown("filter", name, FILTERS)
-    for name in FILTERS:
-        chosen = [_plain(value) for value in _several(filters.get(name))]
-
-        def value_of(run: FinishedRun, name: str = name) -> str | int:
-            return named(run.method) if name == "method" else getattr(run, name)
-
-        for value in chosen:
-            there = {value_of(run) for run in runs}
-            if value not in there:
-                raise unknown(name, str(value), map(str, there), "these runs")
-        runs = [run for run in runs if not chosen or value_of(run) in chosen]
-    return runs
+    only = {name: [_plain(value) for value in _several(filters.get(name))] for name in FILTERS}
+    if family and only["method"]:
+        variants = {run.method for run in runs if base_of(run.method) in only["method"]}
+        only["method"] = sorted(variants) or only["method"]
+    seeds = {run.seed for run in runs}
+    for seed in only["seed"]:
+        if seed not in seeds:
+            raise unknown("seed", str(seed), map(str, seeds), "the results")
+    return chosen(runs, only)
 
 
 def base_of(method: str) -> str:
@@ -100,7 +95,7 @@ def _runs_below(folder: Path) -> list[FinishedRun]:
     return [finished_run(record, path) for path, record in found.done.items()]
 
 
-def _several(names: Names) -> list[str | int]:
+def _several(names: Names) -> list[Any]:
     return [] if names is None else [names] if isinstance(names, str | int) else list(names)
 
 
@@ -132,7 +127,7 @@ def beliefs_of(run: FinishedRun, *names: str) -> dict[str, np.ndarray] | None:
     path = run.path / "beliefs.npz"
     if not path.is_file():
         return None
-    arrays = read_npz(path, (), names)
+    arrays = read_beliefs(path, (), names)
     return arrays if arrays.keys() == {*names} else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import re
 import textwrap
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ KNOWN = (
     *("jointopt", "selfie"),
     *("fedgr/no-sieve", "fedgr/no-refine", "fedgr/no-repreg", "fedgr/no-ema", "fedgr/no-weak"),
     *("fedgr/no-strong", "fedgr/online-ema", "fedgr/replacement", "feddiv/release-filter"),
-    *("feddiv/persistent", "fedgr/released"),
+    *("feddiv/persistent", "fedgr/released", "gce/truncated", "krum/multi", "fedlsr/plus"),
 )
 
 RC = {
@@ -75,13 +76,19 @@ class Look(NamedTuple):
 def look_of(name: str) -> Look:
     """The look of a method, variant or row of a table: the same in every picture, whatever else is there.
 
-    A name that is not known has the look of its digest, so two of them may look alike.
+    A name that is not known has the look of its digest, so two of them may look alike. Another version of a
+    method, as in "fedgr v2", only has other dashes.
     """
+    version = re.search(r" v(\d+)$", name)
+    name = name[: version.start()] if version else name
     digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
     place = KNOWN.index(name) if name in KNOWN else digest % (len(COLOURS) * len(MARKERS) * len(DASHES))
     lap = place // len(COLOURS)
+    later = int(version[1]) - 1 if version else 0
     return Look(
-        COLOURS[place % len(COLOURS)], MARKERS[(place + lap) % len(MARKERS)], DASHES[lap % len(DASHES)]
+        COLOURS[place % len(COLOURS)],
+        MARKERS[(place + lap) % len(MARKERS)],
+        DASHES[(lap + later) % len(DASHES)],
     )
 
 

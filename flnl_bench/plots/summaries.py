@@ -107,8 +107,11 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
     """
     check_metric(metric)
     method, cells = _one_method(source, filters)
-    labels = list(dict.fromkeys(row.label for cell in cells for row in cell.rows))
-    labels.sort(key=lambda label: label != method)
+    cells = [cell for cell in cells if len(cell.rows) > 1]
+    if not cells:
+        raise BadInput(f"there is nothing to compare {method} with: no cell has two rows of it")
+    methods = {row.label: row.method for cell in cells for row in cell.rows}
+    labels = sorted(methods, key=lambda label: methods[label] != method)
     size = (max(2.6, 0.9 + 0.42 * len(labels)), 3.0)
     figure, axes = canvas(len(cells), columns=max(1, int(11 / size[0])), size=size, sharey=True)
     common, titles = titles_of([cell.parts for cell in cells])
@@ -117,7 +120,7 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
             place = labels.index(row.label)
             mean, spread = accuracies(cell.runs(row), metric)
             colour = look_of(method).colour
-            axis.bar(place, mean, 0.7, color=colour, alpha=1 if row.label == method else 0.55)
+            axis.bar(place, mean, 0.7, color=colour, alpha=1 if row.method == method else 0.55)
             if spread:
                 axis.errorbar(place, mean, spread, color="black", capsize=3, linewidth=1)
             axis.text(place, mean + spread, f"{mean:.1f}", ha="center", va="bottom", fontsize=7)
@@ -135,7 +138,7 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
 
 def _one_method(source: Source, filters: Mapping[str, Any]) -> tuple[str, list[Cell]]:
     """The method whose rows are compared, and the cells with its rows."""
-    runs = runs_of(source, filters, named=base_of)
+    runs = runs_of(source, filters, family=True)
     methods = sorted({base_of(run.method) for run in runs})
     if len(methods) > 1:
         rows = {

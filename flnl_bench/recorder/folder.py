@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.config import RunConfig
-from flnl_bench.errors import BadInput
 from flnl_bench.files import (
     append,
     is_number,
     json_text,
+    make_writable,
     open_file,
     parse_json,
     read_file,
@@ -23,7 +23,6 @@ from flnl_bench.files import (
     refuse_strange,
     replace_file,
     sweep_parts,
-    write_new,
 )
 from flnl_bench.recorder.record import COSTS, Newer, Row, RunRecord, check_counts, read_record
 
@@ -58,14 +57,7 @@ class RunFolder:
     def create(self) -> None:
         """Make the folder, or say why that is not possible."""
         self.check()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".write-test"
-            write_new(probe, "")
-            probe.unlink()
-        except OSError as error:
-            reason = f"{error.strerror} (choose another folder with --out)"
-            raise BadInput(f"cannot write to {self.path}: {reason}") from None
+        make_writable(self.path)
 
     def check(self) -> None:
         """Refuse to write where links or other people's things are, or the run of a newer version."""
@@ -185,6 +177,9 @@ def _round(values: object) -> Row:
         unknown = value is None and name not in ("seconds", *COSTS)
         if name in row and not (unknown or (is_number(value) and (value >= 0 or "loss" in name))):
             raise ValueError(f"round {row['round']}: {name} is {value!r}")
+    clients = row.get("clients", [])
+    if not (isinstance(clients, list) and all(type(client) is int for client in clients)):
+        raise ValueError(f"round {row['round']}: clients are not numbers")
     check_counts(row.get("counts"))
     for name in ("method", "diagnostics"):
         _check_numbers(row.get(name, {}), f"round {row['round']}: {name}")

@@ -27,7 +27,7 @@ from flnl_bench.errors import (
 from flnl_bench.runs.presets import load_preset
 from flnl_bench.runs.resolve import Request, cached_dataset, check_source, generate, prepare, protocol
 from flnl_bench.runs.result import RunResult
-from flnl_bench.scenario import Scenario, parse_partition, parse_setting
+from flnl_bench.scenario import Scenario, parse_partition, parse_setting, stage
 
 if TYPE_CHECKING:
     from flnl_bench.runs.play import RoundCallback, Run
@@ -167,7 +167,7 @@ def make_scenario(
     asked = {"clients": clients, "samples": samples}
     changes = training_changes({k: v for k, v in asked.items() if v is not None})
     training = protocol(load_preset(preset), name, changes)
-    loaded = cached_dataset(name, _path(data_dir), loading)
+    loaded = stage(cached_dataset(name, _path(data_dir), loading), noise.name, _path(data_dir), loading)
     return generate(
         loaded,
         split.name,

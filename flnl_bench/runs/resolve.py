@@ -17,9 +17,11 @@ from flnl_bench.scenario import (
     Scenario,
     check_dataset,
     draw_scenario,
+    dress,
     load_scenario,
     parse_partition,
     parse_setting,
+    stage,
 )
 
 if TYPE_CHECKING:
@@ -161,17 +163,21 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
     config, method = configure(request, registry, given)
     check_precision(config.device, config.training.precision)
     dataset = cached_dataset(config.dataset, request.data_dir, progress)
+    dataset = stage(dataset, config.setting, request.data_dir, progress)
     if given:
         check_dataset(given, dataset)
     scenario = given or federate(request, config, dataset)
     changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
     devices = choose_devices(request.device, request.devices, request.workers)
-    return Run(config, method, dataset, scenario, request.out, devices, changed, request.label)
+    return Run(
+        config, method, dress(dataset, scenario), scenario, request.out, devices, changed, request.label
+    )
 
 
 def federate(request: Request, config: RunConfig, dataset: Dataset) -> Scenario:
     """The scenario of a run that brings none."""
     training, asked = config.training, request.training.get("samples")
+    dataset = stage(dataset, config.setting, request.data_dir)
     return generate(
         dataset, config.partition, config.setting, training.clients, config.seed, training.samples, asked
     )

@@ -3,6 +3,8 @@
 PATH.npz holds everything (no pickles): `clients`, all row numbers client after client, `sizes`, how
 many belong to each, `given`, `true`, `kinds`, `nominal`, and `about`, the names as JSON text; where the
 truth is known and there is room, `transitions`, how often class i became class j at each client, [K, C, C].
+Open-set noise adds `replaced`, the image of the pool in place of each row's (-1: its own), and to
+`transitions` a row for them; their true label is -1.
 PATH.json repeats the names for people and adds a table of the clients.
 
 Whoever receives a file need not trust it: its parts are checked against each other when it is read, and
@@ -21,7 +23,7 @@ import numpy as np
 
 from flnl_bench.data.dataset import Dataset, as_labels
 from flnl_bench.errors import BadInput, one_line, require
-from flnl_bench.files import json_text, parse_json, path_part, read_file, read_npz, replace_file
+from flnl_bench.files import json_text, parse_json, read_file, read_npz, replace_file
 from flnl_bench.scenario.noise import NoisyClient, Setting, noisy_labels, parse_setting, rounded_down
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.scenario.scenario import Scenario, client_table, scenario_summary
@@ -38,6 +40,7 @@ ABOUT: dict[str, tuple[type, ...]] = {
     "dataset_digest": (str,),
     "truth_known": (bool,),
 }
+SOMETIMES = {"announced": (float, int), "pool_digest": (str,)}  # names that most scenarios lack
 
 
 def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
@@ -47,6 +50,8 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
     # It follows from the labels, and is there for programs that only look at the noise.
     counts = scenario.transitions if scenario.truth_known else None
     derived = {} if counts is None else {"transitions": counts}
+    if scenario.replaced is not None:
+        derived["replaced"] = scenario.replaced
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
@@ -75,7 +80,7 @@ def load_scenario(path: str | Path) -> Scenario:
     for file in (npz, readable):
         if not file.is_file():
             raise BadInput(f"there is no scenario file {file}; a scenario is a pair of .npz and .json")
-    arrays = read_npz(npz, (*ARRAYS, "about"), optional=("transitions",))
+    arrays = read_npz(npz, (*ARRAYS, "about"), optional=("transitions", "replaced"))
     try:
         about = parse_json(str(arrays["about"]))
         table = parse_json(read_file(readable, follow=True))
@@ -100,6 +105,7 @@ def load_scenario(path: str | Path) -> Scenario:
 
 def _about(scenario: Scenario) -> dict[str, Any]:
     names = {key: getattr(scenario, key) for key in ABOUT}
+    names |= {key: value for key in SOMETIMES if (value := getattr(scenario, key)) is not None}
     return {"format": FORMAT, "fingerprint": scenario.fingerprint, **names}
 
 
@@ -121,22 +127,39 @@ def _rebuild(about: Any, arrays: dict[str, np.ndarray]) -> Scenario:
     if len(np.unique(rows)) < len(rows) or rows.min() < 0 or rows.max() >= total:
         raise ValueError(f"clients must hold different row numbers from 0 to {total - 1}")
     require(about["samples"] in (None, len(rows)), "samples", about["samples"], f"{len(rows)}, or null")
+    replaced, true = arrays.get("replaced"), arrays["true"]
+    if replaced is not None:
+        replaced, true = _without_open(replaced, true)
+    whose = as_labels(true, total, "true", about["classes"])
     return Scenario(
         clients=tuple(np.split(rows, np.cumsum(sizes.astype(np.int64))[:-1])),
         given=as_labels(arrays["given"], total, "given", about["classes"]),
-        true=as_labels(arrays["true"], total, "true", about["classes"]),
+        true=whose if replaced is None else np.where(replaced >= 0, -1, whose),
         kinds=tuple(str(kind) for kind in arrays["kinds"]),
         nominal=arrays["nominal"].astype(np.float64),
+        replaced=replaced,
         **{key: about[key] for key in ABOUT},
+        **{key: about[key] for key in SOMETIMES if key in about},
     )
 
 
+def _without_open(replaced: np.ndarray, true: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which image of the pool stands in each row's place, and true labels without the -1 of those rows."""
+    fits = replaced.dtype.kind in "iu" and replaced.shape == true.shape and replaced.min() >= -1
+    require(fits, "replaced", f"{replaced.dtype} {replaced.shape}", "a row of the pool, or -1, for each row")
+    if not np.array_equal(replaced >= 0, true == -1):
+        raise ValueError("open-set images, and they alone, have no true label")
+    return replaced.astype(np.int64), np.where(true == -1, 0, true)
+
+
 def _check_names(about: dict[str, Any]) -> None:
-    """Names must be as we write them: they become parts of paths."""
+    """Names must be as we write them."""
+    for key, kinds in SOMETIMES.items():
+        require(type(about.get(key)) in (*kinds, type(None)), key, repr(about.get(key)), "as we write it")
     for key, name in (("partition", parse_partition), ("setting", parse_setting)):
-        path_part(about[key], key)
         require(name(about[key]).name == about[key], key, about[key], name(about[key]).name)
-    require(re.fullmatch("[0-9a-f]{32}", about["dataset_digest"]), "dataset_digest", "odd", "32 hex digits")
+    digest = re.fullmatch("[0-9a-f]{32}", about["dataset_digest"])
+    require(digest is not None, "dataset_digest", "odd", "32 hex digits")
     require(0 <= about["seed"] < 2**63, "seed", about["seed"], "a whole number from 0")
     require(2 <= about["classes"] < 2**31, "classes", about["classes"], "a whole number from 2")
 
@@ -179,13 +202,24 @@ def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
     for name, (told, found) in facts.items():
         if told != found:
             raise BadInput(f"the {name} of the scenario is {told}, but {found} in {dataset.name}")
-    if not np.array_equal(scenario.true, dataset.train_y):
+    if scenario.replaced is not None:
+        _check_pool(scenario, scenario.replaced, dataset)
+    if np.any((scenario.true != dataset.train_y) & ~scenario.is_open):
         raise BadInput(
             f"the true labels of the scenario {scenario.fingerprint} are not those of {dataset.name}"
         )
     for client in range(len(scenario.clients)):
         if wrong := _forged(scenario, dataset, client):
             raise BadInput(f"the scenario {scenario.fingerprint} was changed: client {client} {wrong}")
+
+
+def _check_pool(scenario: Scenario, replaced: np.ndarray, dataset: Dataset) -> None:
+    """Refuse another pool of open-set images than the scenario was made with."""
+    pool = dataset.pool
+    if pool is None or scenario.pool_digest != pool.digest or replaced.max() >= len(pool.images):
+        raise BadInput(
+            f"the scenario {scenario.fingerprint} was made with another pool than {scenario.setting} has"
+        )
 
 
 def _forged(scenario: Scenario, dataset: Dataset, client: int) -> str | None:
