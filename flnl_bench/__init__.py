@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.leaderboards.frames import load_results as load_results
     from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
     from flnl_bench.models import ModelKind as ModelKind
+    from flnl_bench.report.site import write_report as write_report
     from flnl_bench.runs.library import make_scenario as make_scenario
     from flnl_bench.runs.library import run as run
     from flnl_bench.runs.library import run_seeds as run_seeds
@@ -78,6 +79,7 @@ _NAMES = {
     "flnl_bench.leaderboards.frames": ("Results", "leaderboard", "load_results"),
     "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
     "flnl_bench.models": ("ModelKind",),
+    "flnl_bench.report.site": ("write_report",),
     "flnl_bench.runs.library": ("make_scenario", "run", "run_seeds"),
     "flnl_bench.runs.result": ("RunResult",),
     "flnl_bench.scenario": (

@@ -88,6 +88,7 @@ class Client:
     batch_rng: np.random.Generator  # order of the examples: the same for every method
     bind: Callable[[Weights], Model]  # a frozen model that shares memory with other weights
     map: Callable[..., Any]  # map(fn, views=("plain",)): fn(batch) over its examples in order, no gradient
+    image_shape: tuple[int, int, int]  # channels, height and width of every view
     held: dict[str, Tensor] = field(default_factory=dict)  # set by `loss`: flags of parts that skip this step
     scratch: dict[str, Any] = field(default_factory=dict)  # for this round only, e.g. a teacher's logits
 
@@ -150,6 +151,7 @@ class Beliefs:
     labels: Tensor | np.ndarray | None = None  # int [n], labels that are trained on now, -1 for none
     pseudo_labels: Tensor | np.ndarray | None = None  # int [n], labels guessed by a model, -1 for none
     numbers: Mapping[str, float] = field(default_factory=dict)  # averaged over the round's clients
+    losses: Tensor | np.ndarray | None = None  # float [n], by which its sieve parts clean from noisy
 
 
 class Federation(Protocol):
@@ -186,7 +188,7 @@ class Method:
 
     # -- what is trained ---------------------------------------------------------------------------
     def views(self) -> tuple[str, ...]:
-        """The augmentations of each training batch: "plain", "weak" or "strong"."""
+        """The augmentations of each training batch: "plain", "weak", "strong" or "strong-if-colour"."""
         return ("weak",)
 
     def build(self, new_net: Callable[[], Model]) -> Model:

@@ -1,43 +1,87 @@
-"""Files that are whole at every moment, JSON that every reader takes, and NumPy files that users give."""
+"""Files that are whole at every moment, and one careful reader for each format that others may have written.
+
+What is read may have come by tar or rsync from anywhere: inside a run folder no link is followed, nothing
+but a regular file is opened, and every size has a limit.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import re
+import shutil
+import stat
+import tomllib
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from flnl_bench import text
 from flnl_bench.errors import BadInput, one_line
+from flnl_bench.processes import alive
 
 if TYPE_CHECKING:
     import numpy as np
 
+MB = 1 << 20
+LARGEST = 256 * MB  # of a text file
+UNPACKED, RATIO = 32 * MB, 100  # more than both, in bytes and times the packed size, is no archive but a bomb
+DEEPEST = 64  # levels of a JSON tree
+PART = re.compile(r"\.(\d{1,9})\.part$")  # the end of an unfinished file's name: who writes it
 
+
+# -- writing -----------------------------------------------------------------------------------------
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write beside and rename, so that a reader, or whoever comes after a kill, finds the old or the new."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    sweep_parts(path.parent, path.name)
+    partial = partial_of(path)
     try:
-        write_through(partial, content, "wb")
+        write_new(partial, content)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_through(path: Path, content: str | bytes, mode: str) -> None:
-    """Write or append, and have it on the disk before going on."""
-    with open(path, mode) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+def partial_of(path: Path) -> Path:
+    """Where this process writes what becomes `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def sweep_parts(folder: Path, name: str = "") -> None:
+    """Remove what processes that are dead were writing there, of one file or of all."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            found = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
+            if found and not alive(int(found[1])):
+                remove = shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink
+                remove(entry.path)
+
+
+def write_new(path: Path, content: str | bytes) -> None:
+    """Make a file, never through a link, and have it on the disk before going on."""
+    path.unlink(missing_ok=True)
+    _write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), content)
+
+
+def append(path: Path, content: str | bytes) -> None:
+    """Add to a file that is there, and have it on the disk before going on."""
+    _write(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), content)
+
+
+def _write(descriptor: int, content: str | bytes) -> None:
+    with open(descriptor, "wb") as file:
+        # A lone surrogate, of an undecodable name, cannot be encoded; in JSON the escape stands for it.
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON; NaN and infinities, which it cannot hold, become null."""
-    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return text.json(json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def finite(value: Any) -> Any:
@@ -51,20 +95,142 @@ def finite(value: Any) -> Any:
     return value
 
 
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+def make_writable(folder: Path) -> None:
+    """Make a folder and try to write there, or say why that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        write_new(probe, "")
+        probe.unlink()
+    except OSError as error:
+        reason = f"{error.strerror} (choose another folder with --out)"
+        raise BadInput(f"cannot write to {folder}: {reason}") from None
 
 
-def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
+# -- names and places --------------------------------------------------------------------------------
+def path_part(name: str, what: str) -> str:
+    """A name that becomes one part of a path, or an error: nothing may lead elsewhere or hide."""
+    harmless = name.isprintable() and not {"/", "\\"} & set(name) and not name.startswith(".")
+    if not (harmless and 0 < len(name.encode(errors="replace")) <= 255):
+        shown = name if len(name) <= 60 else name[:59] + "…"
+        raise BadInput(
+            f"{what} is {shown!r}, but becomes the name of a folder: 1 to 255 bytes, no slash, no leading dot"
+        )
+    return name
+
+
+def refuse_links(root: Path, place: Path) -> None:
+    """Refuse a path below `root` any part of which is a link; `root` itself may be one."""
+    for parent in (place, *place.parents):
+        if parent == root:
+            return
+        if parent.is_symlink():
+            raise BadInput(f"{parent} is a symbolic link, and runs are not written through links; remove it")
+
+
+def refuse_strange(path: Path, folder: bool = False) -> None:
+    """Refuse what is not a file (or folder) of ours, but a link, a device or the like in its place."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+        found = kinds.get(stat.S_IFMT(mode), "a device or pipe")
+        wanted = "a folder" if folder else "a file"
+        raise BadInput(f"{path} is {found}, not {wanted} of a run; remove it, or choose another --out")
+
+
+# -- reading -----------------------------------------------------------------------------------------
+def open_file(path: Path, *, follow: bool = False) -> BinaryIO:
+    """A regular file for reading; a pipe or device would wait for ever. Links only if asked for."""
+    if not follow and path.is_symlink():
+        raise BadInput(f"{path} is a symbolic link, which is not followed")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
+        raise BadInput(f"{path} is {what}, not a file")
+    return open(descriptor, "rb")
+
+
+def read_file(path: Path, limit: int = LARGEST, *, follow: bool = False) -> bytes:
+    """The content of a regular file that is not larger than sense allows."""
+    with open_file(path, follow=follow) as file:
+        if (size := os.fstat(file.fileno()).st_size) > limit:
+            raise BadInput(f"{path} has {size} bytes, and may have {limit}")
+        return file.read()
+
+
+def parse_json(data: bytes | str) -> Any:
+    """A JSON document, or a ValueError: also for NaN, for numbers beyond a float and for bottomless trees."""
+    try:
+        value = json.loads(data, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        _check_depth(value, DEEPEST)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 30:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"it holds the number {digits[:20]}")
+    return value
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if isinstance(value, dict | list):
+        if not left:
+            raise RecursionError
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, left - 1)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a JSON document is a number, and not true or false."""
+    return type(value) in (int, float)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; every complaint names it."""
+    try:
+        return tomllib.loads(read_file(path, 16 * MB, follow=True).decode("utf-8"))
+    except BadInput:
+        raise
+    except (ValueError, RecursionError) as error:  # also what is no UTF-8, and numbers of thousands of digits
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadInput(f"{path} is not TOML: {why}") from None
+
+
+def check_unpacked(archive: zipfile.ZipFile, packed: int) -> None:
+    """A ValueError if a zip file would unpack to far more than it is, or has a name twice."""
+    total = sum(member.file_size for member in archive.infolist())
+    if total > max(UNPACKED, RATIO * packed):
+        raise ValueError(f"{packed / MB:.1f} MB would unpack to {total / MB:.0f} MB")
+    if len(set(archive.namelist())) < len(archive.namelist()):
+        raise ValueError("a name is in it twice")
+
+
+def read_npz(
+    path: Path, required: Iterable[str], optional: Iterable[str] = (), *, follow: bool = True
+) -> dict[str, np.ndarray]:
     """The named arrays of a .npz file; pickled content is refused."""
-    import numpy as np  # not for the commands that read no such files
-
     required = tuple(required)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            names = set(getattr(file, "files", ()))  # a lone array, saved as .npy, has no names
-            arrays = {key: file[key] for key in (*required, *optional) if key in names}
-    except (*UNREADABLE, AttributeError, TypeError) as error:
-        raise BadInput(f"{path} is not a readable .npz file: {one_line(error)}") from None
+        with open_file(path, follow=follow) as file, zipfile.ZipFile(file) as archive:
+            check_unpacked(archive, os.fstat(file.fileno()).st_size)
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            arrays = {key: _array(archive, key) for key in (*required, *optional) if key in names}
+    except Exception as error:  # a broken header is Python code to NumPy: it raises whatever that leads to
+        why = str(error) if isinstance(error, BadInput) else one_line(error)
+        raise BadInput(f"{path} is not a readable .npz file: {why}") from None
     missing = [key for key in required if key not in arrays]
     if missing:
         found = ", ".join(sorted(names)) or "none"
@@ -77,10 +243,20 @@ def read_array(path: Path, where: str) -> np.ndarray:
     import numpy as np
 
     try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        return np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None)
+        with open_file(path, follow=True) as file:
+            if path.suffix == ".npy":
+                return np.load(file, allow_pickle=False)
+            return np.loadtxt(file, delimiter="," if path.suffix == ".csv" else None)
     except FileNotFoundError:
         raise BadInput(f"{where}: there is no file {path}") from None
-    except UNREADABLE as error:
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    except Exception as error:  # a broken header is Python code to NumPy: it raises whatever that leads to
         raise BadInput(f"{where}: {path} holds no array of numbers: {one_line(error)}") from None
+
+
+def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
+    from numpy.lib.format import read_array  # not for the commands that read no such files
+
+    with archive.open(f"{key}.npy") as member:
+        return read_array(member, allow_pickle=False)

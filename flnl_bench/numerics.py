@@ -1,4 +1,4 @@
-"""Pieces that several methods share: weights, losses, mixtures, MixUp, small losses, schedules.
+"""Pieces that several methods share: weights, robust means, losses, mixtures, MixUp, small losses, schedules.
 
 The one place for them: methods import from here and never from each other.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench.errors import BadInput
+from flnl_bench.models.network import count_work as count_work  # for methods
 
 if TYPE_CHECKING:
-    from flnl_bench.api import Server, Step, Terms
+    from flnl_bench.api import Server, Step, Terms, Update
 
 Covariance = Literal["full", "diag", "spherical"]  # of a mixture's components
 
@@ -51,6 +53,94 @@ def squared_distances(model: nn.Module, anchor: nn.Module) -> Tensor:
     return torch.stack([(w - fixed.detach()).square().sum() for w, fixed in pairs])
 
 
+# -- robust means --------------------------------------------------------------------------------------
+# Each takes models and shares as `average` does and may stand in its place. Only the geometric median
+# looks at the shares: the others are published without, and ten images count as much as a thousand.
+Models = Sequence[Mapping[str, Tensor]]
+Rule = Callable[[Models, Sequence[float]], dict[str, Tensor]]
+Aggregator = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "rfa"]
+
+STATISTICS = ("running_mean", "running_var")  # ends of names; large variances must not decide who is far
+
+
+def combined(updates: Sequence[Update], rule: Rule, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The finite models of a round made one by a rule; `otherwise`, the global weights, if there are none."""
+    sound = [update for update in updates if is_finite(update.weights)]
+    return rule([u.weights for u in sound], [u.size for u in sound]) if sound else dict(otherwise)
+
+
+def distrusted(count: int, share: float, least: int) -> int:
+    """f of `count` models, ⌊share·m⌋, but so few that 2f + `least` models are there."""
+    return max(0, min(int(share * count + 1e-9), (count - least) // 2))
+
+
+def coordinate_median(weights: Models, shares: Sequence[float] = ()) -> dict[str, Tensor]:
+    """The median of every coordinate; of an even number of models the mean of the two middle values."""
+    return _middle_mean(weights, (len(weights) - 1) // 2)
+
+
+def trimmed_mean(weights: Models, shares: Sequence[float] = (), distrust: float = 0.3) -> dict[str, Tensor]:
+    """The mean of every coordinate without its f smallest and f largest values."""
+    return _middle_mean(weights, distrusted(len(weights), distrust, least=1))
+
+
+def krum(
+    weights: Models, shares: Sequence[float] = (), distrust: float = 0.3, selected: int | None = 1
+) -> dict[str, Tensor]:
+    """The mean of the `selected` models (None: m − f − 2) with the smallest scores; all of one or two models.
+
+    A score is the sum of squared distances to the m − f − 2 nearest others; of equal ones the first counts.
+    """
+    count = len(weights)
+    if count < 3:
+        return average(weights, [1] * count)
+    near = count - distrusted(count, distrust, least=3) - 2
+    distances = torch.stack([torch.stack([_squared_distance(a, b) for b in weights]) for a in weights])
+    scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # the first is that to itself
+    chosen = sorted(scores.argsort(stable=True)[: near if selected is None else selected].tolist())
+    return average([weights[k] for k in chosen], [1] * len(chosen))
+
+
+def geometric_median(
+    weights: Models, shares: Sequence[float], steps: int = 3, floor: float = 1e-6
+) -> dict[str, Tensor]:
+    """The model whose weighted sum of distances to all is least, after steps of Weiszfeld from the mean."""
+    centre = average(weights, shares)
+    for _ in range(steps):
+        distances = [_squared_distance(model, centre).sqrt().item() for model in weights]
+        near = [share / max(floor, distance) for share, distance in zip(shares, distances, strict=True)]
+        centre = average(weights, near)
+    return centre
+
+
+AGGREGATORS: dict[str, Rule] = {
+    "mean": average,
+    "median": coordinate_median,
+    "trimmed-mean": trimmed_mean,
+    "krum": krum,
+    "multi-krum": partial(krum, selected=None),
+    "rfa": geometric_median,
+}
+
+
+@torch.no_grad()
+def _middle_mean(weights: Models, drop: int) -> dict[str, Tensor]:
+    """The mean of every coordinate without its `drop` smallest and largest values."""
+    kept, middle = slice(drop, len(weights) - drop), {}
+    for name, first in weights[0].items():
+        values = torch.stack([model[name] for model in weights]).sort(0).values
+        # In the memory layout of the models: with another one, networks give other bits.
+        middle[name] = torch.empty_like(first).copy_(values[kept].mean(0))
+    return middle
+
+
+@torch.no_grad()
+def _squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    """‖θ − θ'‖² over the parameters, BatchNorm statistics left out, summed in float64."""
+    names = [name for name in one if not name.endswith(STATISTICS)]
+    return torch.stack([(one[name] - other[name]).double().square().sum() for name in names]).sum()
+
+
 # -- losses --------------------------------------------------------------------------------------------
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """−Σ_c target_c · log softmax(logits)_c per example; the target need not sum to one."""
@@ -63,6 +153,13 @@ def kl_divergence(teacher: Tensor, student: Tensor, temperature: float = 1.0) ->
     log_p = F.log_softmax(teacher / temperature, dim=1)
     log_q = F.log_softmax(student / temperature, dim=1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """−Σ_c p_c·ln p_c of p = softmax(logits), per example."""
+    # From the logarithm: p·ln p is 0, not NaN, where p underflows, and so is its gradient.
+    log_p = F.log_softmax(logits, dim=1)
+    return -(log_p.exp() * log_p).sum(1)
 
 
 def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
@@ -83,6 +180,26 @@ def uniform_penalty(logits: Tensor) -> Tensor:
 def class_counts(y: Tensor, classes: int) -> Tensor:
     """How often each class occurs among labels, int64 [C]."""
     return F.one_hot(y, classes).sum(0)  # bincount reads its size on the host and varies on CUDA
+
+
+def log_prior(counts: Tensor, tau: float = 1.0) -> Tensor:
+    """τ·ln(n_kc / n_k) for each class, to adjust logits by; −∞ for absent ones, which get no gradient."""
+    present = counts > 0
+    prior = counts.clamp_min(1) / counts.sum()
+    return torch.where(present, tau * prior.log(), -math.inf)
+
+
+# -- predictions ---------------------------------------------------------------------------------------
+def sharpen(p: Tensor, temperature: float) -> Tensor:
+    """p_c^(1/T) / Σ p_c'^(1/T)."""
+    power = p ** (1 / temperature)
+    return power / power.sum(1, keepdim=True)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of vectors along the last dimension, 0 where one of them is zero; the others broadcast."""
+    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    return (a * b).sum(-1) / lengths.clamp_min(1e-8)
 
 
 # -- mixtures ------------------------------------------------------------------------------------------
@@ -116,6 +233,7 @@ def two_gaussians(
     fit = GaussianMixture(
         2, covariance_type=covariance, max_iter=max_iter, tol=tol, reg_covar=reg_covar, random_state=seed
     )
+    count_work(mixtures=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping at max_iter is what the papers do
         return fit.fit(x)
@@ -152,6 +270,15 @@ def min_max_scaled(values: np.ndarray) -> np.ndarray | None:
     if not np.isfinite(values).all() or np.ptp(values) < 1e-6:
         return None
     return (values - values.min()) / np.ptp(values)
+
+
+def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
+    """DivideMix's posterior of the low-loss component over scaled losses; None where they are all equal."""
+    scaled = min_max_scaled(losses)
+    if scaled is None:
+        return None
+    fit = loss_mixture(scaled, max_iter=100, tol=1e-2, reg_covar=5e-4)
+    return None if fit is None else fit.clean_probability
 
 
 # -- MixUp ---------------------------------------------------------------------------------------------
@@ -239,6 +366,17 @@ def check_forget_rate(given: float | None, terms: Terms, method: str) -> None:
 def linear_ramp(t: float, begin: float, length: float) -> float:
     """From 0 at `begin` to 1 after `length` rounds."""
     return min(max((t - begin) / length, 0.0), 1.0)
+
+
+def warmup_rounds(share: float, terms: Terms) -> int:
+    """A share of the rounds, at least three and as many as it takes to call every client once."""
+    return max(3, round(share * terms.rounds), terms.rounds_for_all)
+
+
+def history_length(longest: int, shortest: int, begin: int, terms: Terms) -> int:
+    """How many outputs a sample's history holds: those that a typical client has at round `begin`."""
+    visits = begin * terms.sampled // terms.clients
+    return min(longest, max(shortest, terms.epochs * visits))
 
 
 def clients_in_turn(server: Server, name: str) -> list[int]:

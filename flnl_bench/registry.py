@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import types
 import typing
@@ -66,9 +67,9 @@ class Registry:
 
     def method_class(self, name: str) -> type[Method]:
         """The class behind the name of a method or variant."""
-        base, _, variant = name.partition("/")
+        base, slash, variant = name.partition("/")
         cls = self.methods.get(base)
-        if cls is None or (variant and variant not in cls.variants):
+        if cls is None or (slash and variant not in cls.variants):
             raise unknown("method", name, self.names())
         return cls
 
@@ -204,9 +205,11 @@ def parse_value(where: str, text: str, kind: Any) -> Any:
         if text.lower() not in (*TRUE, *FALSE):
             raise BadInput(f"{where}={text}: expected true or false")
         return text.lower() in TRUE
+    what = "a whole number" if base is int else "a number"
     try:
-        return base(text)
+        value = base(text)
     except ValueError:
-        raise BadInput(
-            f"{where}={text}: expected {'a whole number' if base is int else 'a number'}"
-        ) from None
+        raise BadInput(f"{where}={text}: expected {what}") from None
+    if base in (int, float) and not abs(value) < (2**31 if base is int else math.inf):  # also not a number
+        raise BadInput(f"{where}={text}: expected {what} {'below 2^31' if base is int else 'that is finite'}")
+    return value

@@ -15,7 +15,7 @@ from pathlib import Path
 from test_architecture import MODULES, PLUGINS, ROOT, imported, part
 
 FILE = ROOT / "docs" / "architecture.svg"
-BASE = ("errors", "streams", "processes", "files", "config", "tables")  # drawn as the ground
+BASE = ("errors", "text", "streams", "processes", "files", "config", "tables")  # drawn as the ground
 METHODS = "plugins"
 WIDTH, HEIGHT, GAP, FLOOR, MARGIN = 196, 62, 26, 40, 16
 STYLE = """
@@ -63,10 +63,14 @@ def levels(edges: Mapping[str, set[str]]) -> list[list[str]]:
     """Parts above each other: each as high as it can be below all who import it, near to them."""
     importers = {name: [other for other in edges if name in edges[other]] for name in edges}
 
+    hanging = ["cli"]  # what the command line uses hangs below it
+    for name in hanging:
+        hanging += sorted(edges[name] - set(hanging))
+
     def depth(name: str) -> int:
-        if name != "cli" and not importers[name]:  # just above what it imports
+        if name not in hanging:  # just above what it imports
             return min(depth(other) for other in edges[name]) - 1
-        return max((depth(o) + 1 for o in importers[name] if o == "cli" or importers[o]), default=0)
+        return max((depth(other) + 1 for other in importers[name] if other in hanging), default=0)
 
     found: list[list[str]] = [[] for _ in range(1 + max(map(depth, edges)))]
     for name in sorted(edges):

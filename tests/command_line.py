@@ -17,8 +17,9 @@ TINY = ["--rounds", "3", "--clients", "4", "--epochs", "1", "--samples", "200", 
 
 if not default_registry().methods:  # a source tree that is not installed has no entry points
     import flnl_methods
+    import flnl_more
 
-    for cls in flnl_methods.flnl_register_methods():
+    for cls in (*flnl_methods.flnl_register_methods(), *flnl_more.flnl_register_methods()):
         default_registry().add("methods", cls)
 
 

@@ -74,7 +74,7 @@ def write_run(
     )
     folder = RunFolder(run_folder(out, config))
     if numbers != NUMBERS_VERSION:  # another version of the package makes another hash
-        folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-8]}{numbers:08x}"))
+        folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-8]}{next(config.hashes(numbers))}"))
     folder.create()
     if all_rounds:
         folder.rewrite_rounds(rows)

@@ -11,20 +11,21 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flnl_bench"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 PLUGINS = sorted(path for path in (ROOT / "plugins").rglob("*.py") if not path.name.startswith("test_"))
+PACKS = ("flnl_methods", "flnl_more")
 
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
-    {"errors", "streams", "processes"},
+    {"errors", "streams", "processes", "text"},
     {"files", "tables"},
-    {"config"},
+    {"config", "messages"},
     {"data"},
     {"scenario", "models"},
     {"numerics"},
-    {"api"},
+    {"api", "noisy_clients"},
     {"registry", "engine", "recorder"},
     {"runs"},
     {"testing"},
-    {"suite", "leaderboards"},
+    {"suite", "leaderboards", "observations"},
     {"plots", "report"},
     {"cli"},
     {"__main__"},
@@ -108,7 +109,7 @@ def test_every_part_has_its_layer():
 def test_the_recorder_knows_no_loop_and_no_part_knows_the_methods():
     for path in SOURCES:
         names = imported(path, inside_functions=True)
-        assert not any(name.startswith("flnl_methods") for name in names), path
+        assert not any(name.startswith(PACKS) for name in names), path
         if part(module_name(path)) in ("recorder", "leaderboards"):
             assert not any(name.startswith("flnl_bench.engine") for name in names), path
 
@@ -127,15 +128,19 @@ def test_plugins_use_public_names_only(path):
         elif statement.module == "flnl_bench":
             assert {alias.name for alias in statement.names} <= public_names()
         elif str(statement.module).startswith("flnl_bench"):
-            assert statement.module == "flnl_bench.numerics"
+            assert statement.module in ("flnl_bench.numerics", "flnl_bench.noisy_clients")
 
 
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_methods_do_not_import_each_other(path):
-    """What two of them need is in flnl_bench.numerics; only the package itself knows them all."""
+    """What two of them need is in public modules; only the package itself knows them all."""
     if path.name != "__init__.py":
-        others = [name.split(".")[0] for name in imported(path, inside_functions=True)]
-        assert path.parent.name not in others
+        others = {name.split(".")[0] for name in imported(path, inside_functions=True)}
+        assert not others & set(PACKS)
+
+
+def test_every_pack_is_looked_at():
+    assert {path.parent.name for path in PLUGINS} == set(PACKS)
 
 
 def test_dir_lists_the_public_names_which_exist_and_which_type_checkers_see():
@@ -155,9 +160,9 @@ def test_nothing_else_is_public(name):
         getattr(flnl_bench, name)
 
 
-@pytest.mark.parametrize("package", [PACKAGE, ROOT / "plugins" / "flnl_methods"], ids=lambda path: path.name)
+@pytest.mark.parametrize("package", ["flnl_bench", *(f"plugins/{pack}" for pack in PACKS)])
 def test_packages_tell_type_checkers_that_they_are_typed(package):
-    assert (package / "py.typed").is_file()
+    assert (ROOT / package / "py.typed").is_file()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,10 @@ from flnl_methods.fednoro import FedNoRo
 from flnl_methods.fedprox import FedProx
 from flnl_methods.fl_coteaching import FLCoteaching
 from flnl_methods.fl_dividemix import FLDivideMix
+from flnl_more.jointopt import JointOpt
+from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
+from flnl_more.robust_losses import ELR, GCE, SCE
+from flnl_more.selfie import Selfie
 
 from flnl_bench import Method
 from flnl_bench.testing import check_blind, check_isolated, check_resumes, parametrize_with_checks
@@ -32,11 +36,23 @@ METHODS = [
     FedCorr(chunk=2, prox="squared", eval_aug="weak"),
     FedNoRo,
     FedNoRo(min_count=3, dist="global"),
+    GCE(truncate=0.5, aggregator="multi-krum"),
+    ELR,
+    JointOpt,
+    Selfie,
 ]
+# Without state: each differs from one above in a formula, which has tests of its own.
+STATELESS = [SCE, GCE, Median(statistics="mean"), TrimmedMean, Krum, RFA]
 
 
 @parametrize_with_checks(METHODS)
 def test_conformance(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks(STATELESS)
+def test_conformance_of_methods_without_state(check):
     check()
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 import typer.main
 
-from flnl_bench import Method, Update, numerics
+from flnl_bench import Method, Update, noisy_clients, numerics
 from flnl_bench.cli import app
+from flnl_bench.registry import default_registry
 from flnl_bench.testing import play, toy_engine
 
 ROOT = Path(__file__).parents[1]
@@ -62,15 +63,26 @@ def test_every_hook_is_documented(hook):
     assert f"| `{hook}(" in page("writing-a-method.md")
 
 
-def test_the_shared_numerics_are_documented_and_no_others():
-    functions = inspect.getmembers(numerics, inspect.isfunction)
-    public = [name for name, f in functions if f.__module__ == numerics.__name__ and name[0] != "_"]
+def test_what_methods_share_is_documented_and_no_more():
+    public = {
+        name: function
+        for module in (numerics, noisy_clients)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and name[0] != "_"
+    }
     section = page("writing-a-method.md").split("## What methods share\n")[1].split("\n## ")[0]
     told = re.findall(r"^\| `(\w+)\(([^)]*)\)` \|", section, re.M)
-    assert sorted(name for name, _ in told) == public
+    assert sorted(name for name, _ in told) == sorted(public)
     for name, words in told:
         named = {word for word in words.split(", ") if word != "…"}
-        assert named <= set(inspect.signature(getattr(numerics, name)).parameters), name
+        assert named <= set(inspect.signature(public[name]).parameters), name
+
+
+def test_every_method_has_a_row_with_every_column():
+    rows = re.findall(r"^\| `([\w-]+)` \|(.+)\|$", page("methods.md"), re.M)
+    assert sorted(name for name, _ in rows) == sorted(default_registry().methods)
+    for name, cells in rows:
+        assert len([cell for cell in cells.split(" | ") if cell.strip()]) == 5, name
 
 
 def test_there_are_examples():

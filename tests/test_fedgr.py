@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flnl_methods.fedgr import FedGR, clean_posterior, newest_pseudo_labels, noise_ratio, one_hot_or_zero
+from flnl_methods.fedgr import (
+    FedGR,
+    blend,
+    clean_posterior,
+    newest_pseudo_labels,
+    noise_ratio,
+    one_hot_or_zero,
+)
 
 from flnl_bench.api import Server, Terms, Update, copy_weights, network_weights
 from flnl_bench.engine.contract import count_bytes
@@ -26,7 +33,7 @@ def server_of(clients=2, sampled=2, rounds=10, seed=1):
 def client_of(*, round, state, received=None, rounds=10, inbox=None):
     terms = Terms(rounds, 2, 1.0, 2, 16, 3, 0.75, True)
     return SimpleNamespace(
-        terms=terms, round=round, state=state, received=received, inbox=inbox or {}, scratch={}
+        terms=terms, round=round, state=state, received=received, inbox=inbox or {}, scratch={}, size=10
     )
 
 
@@ -68,11 +75,11 @@ def test_where_no_two_groups_can_be_told_apart_everything_is_clean(losses):
 
 # -- refine ------------------------------------------------------------------------------------------
 def refine(q, clean, ratio, pseudo, given=2, classes=8, **options):
+    share, other = FedGR(**options).refine_labels(
+        torch.tensor([q]), torch.tensor([clean]), ratio, torch.tensor([pseudo])
+    )
     one_hot = F.one_hot(torch.tensor([given]), classes).float()
-    method = FedGR(**options)
-    return method.refine_labels(
-        one_hot, torch.tensor([q]), torch.tensor([clean]), ratio, torch.tensor([pseudo])
-    )[0]
+    return blend(share.unsqueeze(1), one_hot, one_hot_or_zero(other, classes))[0]
 
 
 def test_a_noisy_sample_gets_a_blend_of_given_and_pseudo_label():
@@ -129,21 +136,25 @@ class OneWeight(torch.nn.Module):
 )
 def test_the_teacher_is_revised_by_the_global_model(round, ratio, usable, expected):
     method, received = FedGR(), OneWeight(2.0)
-    pseudo = torch.full((10,), -1)
-    clean = torch.arange(10) < usable
-    client = client_of(
-        round=round, received=received, state={"pseudo": pseudo, "teacher": {"w": torch.tensor([1.0])}}
-    )
+    client = client_of(round=round, received=received, state={"teacher": {"w": torch.tensor([1.0])}})
     assert method.warmup(client.terms) == 2
-    method.revise_teacher(client, clean, ratio, revising=round >= 2)
+    method.revise_teacher(client, torch.arange(10) < usable, ratio, revising=round >= 2)
     assert client.state["teacher"]["w"].item() == pytest.approx(expected, abs=0 if expected == 2.0 else 1e-7)
     assert client.state["replaced"] == float(expected == 2.0)
 
 
+def test_what_could_be_trained_on_accumulates_over_visits():
+    state = {"pseudo": torch.full((4,), -1), "usable": torch.zeros(4, dtype=torch.bool)}
+    y, unsure, sure = torch.zeros(4).long(), torch.zeros(4, 3), torch.zeros(4, 3)
+    sure[2, 1] = 10.0
+    FedGR().grow_store(state, unsure, y, torch.tensor([True, False, False, False]), 0.9)
+    FedGR().grow_store(state, sure, y, torch.tensor([False, True, False, False]), 0.9)
+    assert state["usable"].tolist() == [True, True, True, False]
+    assert state["pseudo"].tolist() == [-1, -1, 1, -1]
+
+
 def test_the_first_visit_takes_the_global_model_whole():
-    client = client_of(
-        round=5, received=OneWeight(2.0), state={"pseudo": torch.zeros(4).long(), "teacher": {}}
-    )
+    client = client_of(round=5, received=OneWeight(2.0), state={"teacher": {}})
     FedGR().revise_teacher(client, torch.ones(4, dtype=torch.bool), 0.0, revising=True)
     assert client.state["teacher"]["w"].item() == 2.0
 
@@ -178,7 +189,9 @@ def loss_of(method, round, model, client_logits, x=None):
     x = torch.randn(4, 1, 8, 8, generator=generator)
     client = client_of(round=round, state={})
     client.scratch = {
-        "target": F.one_hot(torch.tensor([0, 1, 2, 0]), 3).float(),
+        "share": torch.ones(4, 1),
+        "given": F.one_hot(torch.tensor([0, 1, 2, 0]), 3).float(),
+        "guess": torch.zeros(4, 3),
         "features": torch.randn(4, 128, generator=generator),
         "logits": client_logits,
     }
@@ -315,6 +328,7 @@ def received_by(client_id, inbox, round, method=None, **options):
 
         def plan(self, model, client):
             seen.update(client.scratch, state=client.state, y=client.y)
+            seen["target"] = blend(seen["share"], seen["given"], seen["guess"])
             seen["weak"] = client.map(lambda b: b.x, views=("weak",))
             seen["received"] = client.received.both(seen["weak"])
             seen["teacher_logits"] = client.bind(client.state["teacher"])(seen["weak"])

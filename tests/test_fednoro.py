@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federations import WIDE, terms_of
-from flnl_methods.fednoro import (
-    FedNoRo,
+from flnl_methods.fednoro import FedNoRo
+from waits import assert_no_step_waits
+
+from flnl_bench.api import Server, Update
+from flnl_bench.engine.contract import count_bytes
+from flnl_bench.noisy_clients import (
     class_profiles,
     distance_aware_shares,
     model_distance,
     most_frequent,
     vote,
 )
-from waits import assert_no_step_waits
-
-from flnl_bench.api import Server, Update
-from flnl_bench.engine.contract import count_bytes
 from flnl_bench.numerics import average
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federations import terms_of
-from flnl_methods.fednoro import FedNoRo, distilled, log_prior, ramp
+from flnl_methods.fednoro import FedNoRo, distilled, ramp
 
+from flnl_bench.numerics import log_prior
 from flnl_bench.testing import degenerate_scenario, toy_engine, toy_scenario
 
 

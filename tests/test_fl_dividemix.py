@@ -8,12 +8,12 @@ import pytest
 import torch
 from divided_client import AFTER_WARM_UP, N, half
 from flnl_methods.fedavg import FedAvg
-from flnl_methods.fl_dividemix import FLDivideMix, agreed, clean_posterior
+from flnl_methods.fl_dividemix import FLDivideMix, agreed
 from waits import Counter
 
 from flnl_bench.api import copy_weights
 from flnl_bench.engine.contract import count_bytes
-from flnl_bench.numerics import loss_mixture
+from flnl_bench.numerics import clean_posterior, loss_mixture
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 
 
@@ -69,7 +69,7 @@ def test_the_mixture_over_normalised_losses_finds_the_low_group(monkeypatch):
         fits.append((losses, options, loss_mixture(losses, **options)))
         return fits[0][2]
 
-    monkeypatch.setattr(module, "loss_mixture", spy)
+    monkeypatch.setattr("flnl_bench.numerics.loss_mixture", spy)
     w = clean_posterior(LOSSES)
     normalised, options, fit = fits[0]
     expected = [0, 0.021277, 0.063830, 0.042553, 0.829787, 1, 0.914894, 0.029787]

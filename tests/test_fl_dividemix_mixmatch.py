@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from divided_client import AFTER_WARM_UP, half
 from federations import first_client
-from flnl_methods.fl_dividemix import FLDivideMix, mean_prediction, refine, semi_supervised_losses, sharpen
+from flnl_methods.fl_dividemix import FLDivideMix, mean_prediction, refine, semi_supervised_losses
 
 from flnl_bench.api import Batch, Step, Terms, copy_weights
 from flnl_bench.models import make_network
-from flnl_bench.numerics import mixed, uniform_penalty
+from flnl_bench.numerics import mixed, sharpen, uniform_penalty
 from flnl_bench.testing import toy_engine
 
 

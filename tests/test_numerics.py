@@ -15,6 +15,7 @@ from flnl_bench.numerics import (
     bounded_cross_entropy,
     class_counts,
     clients_in_turn,
+    entropy,
     forget_ramp,
     forget_rate,
     is_finite,
@@ -111,6 +112,22 @@ def test_divergence_by_hand():
     p, q = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3.0)]])
     assert kl_divergence(p, q).item() == pytest.approx(0.5 * math.log(4 / 3))
     assert kl_divergence(q, q).item() == pytest.approx(0.0, abs=1e-7)
+
+
+def test_entropy_by_hand():
+    # Uniform: ln C. (1/4, 3/4): ln 4 − ¾·ln 3.
+    assert entropy(torch.zeros(2, 10)).tolist() == pytest.approx([math.log(10)] * 2)
+    assert entropy(torch.tensor([[0.0, math.log(3)]])).item() == pytest.approx(
+        math.log(4) - 0.75 * math.log(3)
+    )
+
+
+def test_entropy_stays_finite_where_a_class_is_certain():
+    logits = torch.tensor([[500.0, -500.0]], requires_grad=True)
+    value = entropy(logits)
+    value.sum().backward()
+    assert value.item() == 0.0
+    assert logits.grad.tolist() == [[0.0, 0.0]]
 
 
 def test_bounded_cross_entropy_by_hand():

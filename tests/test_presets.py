@@ -159,3 +159,21 @@ def test_a_protocol_out_of_range_is_refused_by_name(change):
 
 def test_natural_noise_has_its_forget_rate_in_the_paper_preset():
     assert load_preset("paper").hyperparameters("clothing1m", "fl-coteaching")["forget_rate"] == 0.39
+
+
+def test_quick_tunes_no_method_its_hyperparameters_are_those_of_the_paper():
+    quick, paper = load_preset("quick"), load_preset("paper")
+    for dataset in {*quick.datasets, *paper.datasets, "another"}:
+        for method in default_registry().methods:
+            values = [preset.hyperparameters(dataset, method) for preset in (quick, paper)]
+            assert values[0] == values[1], (dataset, method)
+
+
+def test_quick_has_the_schedule_of_the_paper():
+    quick, paper = load_preset("quick"), load_preset("paper").training("cifar10")
+    for dataset in ("digits", "fashion-mnist", "cifar10"):
+        training = quick.training(dataset)
+        visits = training.rounds * int(training.fraction * training.clients) / training.clients
+        assert (visits, int(training.fraction * training.clients)) == (50, 10)
+        for name in ("epochs", "batch_size", "momentum", "weight_decay"):
+            assert getattr(training, name) == getattr(paper, name)

@@ -107,6 +107,7 @@ def test_replacing_takes_text_and_bytes(tmp_path):
 
 def test_rounds_are_lines_and_a_torn_one_is_not_read(tmp_path):
     folder = RunFolder(tmp_path)
+    folder.rewrite_rounds([])
     for row in rounds(1.0, 2.0, math.nan):
         folder.append_round(row)
     assert [row["accuracy"] for row in folder.read_rounds()] == [1.0, 2.0, None]
@@ -220,7 +221,7 @@ def test_a_protocol_that_cannot_be_is_foreign():
 @pytest.mark.parametrize("line", ["[1]", '{"round": 1}', '{"round": 1, "accuracy": "high", "seconds": 1.0}'])
 def test_lines_that_are_not_rounds_are_refused(tmp_path, line):
     folder = RunFolder(tmp_path)
-    folder.append_round(rounds(1.0)[0])
+    folder.rewrite_rounds(rounds(1.0))
     with open(folder.rounds_file, "a") as file:
         file.write(line + "\n")
     with pytest.raises(ValueError):

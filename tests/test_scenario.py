@@ -215,8 +215,8 @@ def test_an_export_has_the_noise_of_every_client(dataset, tmp_path):
         np.testing.assert_array_equal(arrays["transitions"], scenario.transitions)
 
 
-def test_an_export_without_known_truth_has_no_transitions(dataset, tmp_path):
-    scenario = replace(draw_scenario(dataset, clients=10), truth_known=False)
+def test_an_export_without_known_truth_has_no_transitions(tmp_path):
+    scenario = draw_scenario(toy(given={"noisy": toy().train_y}, truth_known=False), "iid", "real", 10)
     npz, _ = save_scenario(scenario, tmp_path / "s")
     with np.load(npz) as arrays:
         assert "transitions" not in arrays

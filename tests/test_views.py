@@ -253,6 +253,16 @@ def test_cutout_is_a_grey_square_of_at_most_half_the_side(kind, grey):
     assert down.sum(1).min() == 0
 
 
+@pytest.mark.parametrize(("kind", "same"), [("colour", "strong"), ("digits", "weak")])
+def test_one_view_is_strong_for_colour_images_and_weak_for_others(kind, same):
+    augmentation, views, images = world(kind)
+    rendered = [
+        views.render(images, draw_view(view, 40, augmentation, np.random.default_rng(0)))
+        for view in ("strong-if-colour", same)
+    ]
+    assert torch.equal(*rendered)
+
+
 def test_no_images_render_to_no_images():
     augmentation, views, images = world("colour")
     for view in VIEWS:

@@ -51,7 +51,7 @@ def configurations(count: int) -> list[RunConfig]:
     return made
 
 
-def write(out: Path, config: RunConfig) -> None:
+def write(out: Path, config: RunConfig) -> Path:
     """A finished run as the runner leaves it, without its rounds: the leaderboard does not read them."""
     accuracy = random.uniform(10, 90)
     scenario = f"{config.dataset} {config.partition} {config.setting} {config.seed}"
@@ -67,6 +67,7 @@ def write(out: Path, config: RunConfig) -> None:
             summary=summarise([{**ROUND, "accuracy": accuracy}] * config.training.rounds),
         )
     )
+    return folder.path
 
 
 def timed(folder: Path) -> tuple[float, float]:

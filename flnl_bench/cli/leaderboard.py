@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
+from flnl_bench.cli import options
 from flnl_bench.cli.console import note, stdout
 from flnl_bench.cli.options import flag, option
 from flnl_bench.cli.results import Folder, note_unfinished, warn_files
@@ -20,16 +21,29 @@ KINDS = ", ".join(f"{one.name} ({one.help})" for one in FORMATS.values())
 def leaderboard(
     folder: Folder = RUNS,
     metric: Annotated[
-        str, option(WHAT, "NAME", "last10 (mean of the last ten rounds) or best (the best round).")
+        str,
+        option(
+            WHAT,
+            "NAME",
+            "last10 (mean of the last ten rounds), best (the best round), cost, or what methods knew at the "
+            "end: memorised, sieve_f_score, noise_ratio_correlation, …",
+        ),
     ] = "last10",
-    dataset: Annotated[list[str] | None, option(WHAT, "NAME", "Only this data set; may be repeated.")] = None,
-    preset: Annotated[list[str] | None, option(WHAT, "NAME", "Only this preset; may be repeated.")] = None,
+    method: options.OnlyMethod = None,
+    dataset: options.OnlyDataset = None,
+    partition: options.OnlyPartition = None,
+    setting: options.OnlySetting = None,
+    preset: options.OnlyPreset = None,
     against: Annotated[
         str | None,
         option(WHAT, "METHOD", "Add paired differences to this method, with confidence interval and test."),
     ] = None,
     paper: Annotated[
-        bool, flag(WHAT, "Put the paper's numbers beside ours, with the difference.", "--paper")
+        bool,
+        flag(WHAT, "Put the paper's numbers beside ours, and say how far the orders agree.", "--paper"),
+    ] = False,
+    with_published: Annotated[
+        bool, flag(WHAT, "Add the runs that this package ships to your own.", "--with-published")
     ] = False,
     kind: Annotated[
         str | None, option(SHAPE, "NAME", f"{KINDS}.", "--format", default="that of FILE, else table")
@@ -37,18 +51,31 @@ def leaderboard(
     output: Annotated[
         Path | None, option(SHAPE, "FILE", "Write this file instead of stdout.", "--output", "-o")
     ] = None,
+    as_json: Annotated[bool, flag(SHAPE, "The same as --format json.", "--json")] = False,
 ) -> None:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds."""
     from flnl_bench.leaderboards import frames
-    from flnl_bench.leaderboards.leaderboard import check_metric
+    from flnl_bench.leaderboards.metrics import check_metric
     from flnl_bench.leaderboards.terminal import show, width_here
 
-    chosen = choose_format(kind, output)
+    if as_json and kind not in (None, "json"):
+        raise BadInput(f"--json and --format {kind} are both given; use one of them")
+    chosen = choose_format("json" if as_json else kind, output)
     check_metric(metric)
-    results = frames.load_results(folder)
+    results = frames.load_results(folder, with_published=with_published)
     warn_files(results.problems)
     note_unfinished(Counter(results.unfinished.values()), "counted")
-    board = frames.leaderboard(results, metric, dataset, preset, against, paper)
+    board = frames.leaderboard(
+        results,
+        metric,
+        dataset,
+        preset,
+        against,
+        paper,
+        methods=method,
+        settings=setting,
+        partitions=partition,
+    )
     for text in board.warnings:
         note(f"warning: {text}")
     if output is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json, stdout, table
-from flnl_bench.errors import unknown
+from flnl_bench.cli.console import note, percent, print_json, stdout, table
+from flnl_bench.cli.show import RUNS
+from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E")
 
+HASH = 8  # letters at the end of a folder's name
 Rows = list[dict[str, Any]]  # each with a name and a description
 
 
@@ -152,16 +155,37 @@ def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="[methods|datasets|settings|partitions|models|presets|plugins]",
+            metavar=f"[{'|'.join((*KINDS, 'runs'))}]",
             help="What to list.",
-            show_default="everything",
+            show_default="every name",
         ),
+    ] = None,
+    method: options.OnlyMethod = None,
+    dataset: options.OnlyDataset = None,
+    partition: options.OnlyPartition = None,
+    setting: options.OnlySetting = None,
+    preset: options.OnlyPreset = None,
+    status: Annotated[
+        list[str] | None,
+        options.option(options.ONLY, "NAME", "Only this: done, running, interrupted or failed; repeatable."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        options.option(options.ONLY, "DIR", "Results folder of the runs.", "--runs", default=str(RUNS)),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List methods, data sets, settings, partitions, models, presets and plugins."""
+    """List methods, data sets, settings, partitions, models, presets and plugins; or runs."""
+    only = {"method": method, "dataset": dataset, "partition": partition, "setting": setting}
+    only |= {"preset": preset, "status": status}
+    if kind == "runs":
+        list_runs(folder or RUNS, {name: given or [] for name, given in only.items()}, as_json)
+        return
+    given = [name for name, value in {**only, "runs": folder}.items() if value]
+    if given:
+        raise BadInput(f"--{given[0]} chooses runs: `flnl-bench list runs --{given[0]} …`")
     if kind is not None and kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
+        raise unknown("kind", kind, (*KINDS, "runs"))
     from flnl_bench.tables import installed
 
     found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
@@ -174,6 +198,60 @@ def list_names(
         if number:
             print()
         print_rows(name, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedRun:
+    """A line of `list runs`."""
+
+    method: str
+    dataset: str
+    partition: str
+    setting: str
+    preset: str
+    seed: int
+    status: str
+    rounds: int  # finished
+    last10: float | None
+    best: float | None
+    error: str | None
+    run_dir: str
+
+
+def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) -> None:
+    """The runs of a results folder, whatever has become of them."""
+    from flnl_bench.cli.results import warn_files
+    from flnl_bench.leaderboards.frames import check_folder
+    from flnl_bench.leaderboards.runs import chosen
+    from flnl_bench.recorder.folder import read_records
+    from flnl_bench.recorder.record import read_record
+
+    check_folder(folder)
+    found = read_records(folder)
+    warn_files(found.problems, "not listed: ")
+    records = {**found.done, **{path: read_record(path / "run.json") for path in found.unfinished}}
+    runs = []
+    for path, record in sorted(records.items()):
+        summary = record.summary
+        rounds, last10, best = (summary.rounds, summary.last10, summary.best) if summary else (0, None, None)
+        state = {"status": record.status, "rounds": rounds, "last10": last10, "best": best}
+        names: dict[str, Any] = {**record.config.names, **state}
+        runs.append(ListedRun(**names, error=record.error, run_dir=str(path)))
+    if not runs:
+        raise BadInput(f"there is no run below {folder}")
+    left = chosen(runs, only)
+    if as_json:
+        print_json({"runs": [dataclasses.asdict(run) for run in left]})
+        return
+    numeric = ("seed", "last-10", "best")
+    made = table("run", "method", "where", *numeric, "status", right=numeric)
+    for run in left:
+        where = f"{run.dataset} · {run.partition} · {run.setting} · {run.preset}"
+        numbers = [percent(value) if run.status == "done" else "" for value in (run.last10, run.best)]
+        status = f"{run.status}: {run.error}" if run.error else run.status
+        made.add_row(run.run_dir[-HASH:], run.method, where, str(run.seed), *numbers, status)
+    stdout().print(made)
+    note(f"{len(left)} of {len(runs)} runs below {folder}; `flnl-bench show` takes the first column")
 
 
 def print_rows(kind: str, rows: Rows) -> None:

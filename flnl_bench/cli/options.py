@@ -13,6 +13,7 @@ from flnl_bench.config import Training
 from flnl_bench.errors import BadInput, unknown
 
 SCENARIO, PROTOCOL, METHOD = "Scenario", "Protocol", "Method"
+ONLY = "Which runs"
 DEVICES, FILES = "Where it computes", "Files and output"
 
 
@@ -50,6 +51,17 @@ PresetName = Annotated[str, option(PROTOCOL, "NAME", "quick or paper; see `list 
 DataDir = Annotated[
     Path | None, option(FILES, "DIR", "Folder of the data sets.", default="FLNL_DATA, or a cache folder")
 ]
+
+
+def _only(what: str) -> Any:
+    return option(ONLY, "NAME", f"Only this {what}; may be repeated.")
+
+
+OnlyMethod = Annotated[list[str] | None, _only("method or variant")]
+OnlyDataset = Annotated[list[str] | None, _only("data set")]
+OnlyPartition = Annotated[list[str] | None, _only("partition")]
+OnlySetting = Annotated[list[str] | None, _only("setting")]
+OnlyPreset = Annotated[list[str] | None, _only("preset")]
 Json = Annotated[bool, flag(FILES, "Print exactly one JSON object on stdout.", "--json")]
 
 

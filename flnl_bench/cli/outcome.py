@@ -13,6 +13,7 @@ from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdou
 from flnl_bench.config import NAMES, RunConfig
 from flnl_bench.recorder.record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 
+WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
 SHARED = [name for name in NAMES if name != "seed"]
 
 
@@ -22,7 +23,7 @@ def as_object(record: RunRecord, folder: Path) -> dict[str, Any]:
     summary = dataclasses.asdict(record.summary)
     return {
         **record.config.names,
-        **{name: value for name, value in summary.items() if name not in ("final", "diverged")},
+        **{name: value for name, value in summary.items() if name not in ("final", "diverged", "counts")},
         "resumed": record.resumed,
         "scenario": record.scenario.fingerprint,
         "run_dir": str(folder),
@@ -62,7 +63,14 @@ def cost_line(summary: Summary) -> str:
     return (
         f"{amount(summary.bytes_down, 'B')} down, {amount(summary.bytes_up, 'B')} up, "
         f"{amount(summary.forward)} forward, {amount(summary.backward)} backward passes"
+        + "".join(f", {value} {name}" for name, value in work(summary).items() if value)
     )
+
+
+def work(summary: Summary) -> dict[str, int]:
+    """Mixtures and neighbour searches of a run; nothing of one that did not count them."""
+    counts = summary.counts or {}
+    return {words: counts[name] for name, words in WORK.items() if name in counts}
 
 
 def best_round(number: int | None) -> str:

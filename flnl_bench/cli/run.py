@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,16 +97,19 @@ def run(
     asked |= parse_training(asked.pop("training") or [], asked)
     chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds"))
     del asked["fresh"], asked["as_json"]
+    first = next(out.rglob("run.json"), None) is None
+    newcomer = first and dataset is None and scenario is None and not as_json
     runs = prepare(chosen, asked)
     results = [play(each, fresh) for each in runs]
     for result in results:
         if when := divergence(result.summary):
             note(f"warning: {method}: {when}")
-    if dataset is None and scenario is None:
-        note(
-            f"this was digits; the paper's protocol: flnl-bench run --method {method} "
-            f"--setting {setting} --preset paper --dataset cifar10"
-        )
+    if newcomer:
+        words = ["flnl-bench", "run", "--method", method, "--setting", str(setting)]
+        words += ["--partition", partition] if partition else []
+        words += [word for change in set or [] for word in ("--set", change)]
+        command = shlex.join([*words, "--preset", "paper", "--dataset", "cifar10"])
+        note(f"this was digits; the paper's protocol: {command}")
     report(results, several=seeds is not None, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import print_json, reporting, stdout, table
+from flnl_bench.cli.console import print_json, reporting, say, stdout, table
 from flnl_bench.cli.options import option
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def export(
     if as_json:
         print_json({**scenario_summary(scenario), "files": paths})
         return
-    print("\n".join(paths))
-    print(f"fingerprint {scenario.fingerprint}")
+    say("\n".join(paths))
+    say(f"fingerprint {scenario.fingerprint}")
 
 
 def _scenario(file: Path | None, preset: str, data_dir: Path | None, **own: Any) -> Scenario:

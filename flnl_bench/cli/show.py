@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import duration, facts, percent, print_json, stdout
+from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout
 from flnl_bench.cli.outcome import best_round, cost_line, divergence, print_paths, scenario_line, title_of
 from flnl_bench.errors import BadInput
+from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.messages import sentence
 from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.recorder.record import Row, RunRecord, Summary, summarise
 
@@ -51,6 +53,7 @@ def plot(values: Sequence[float], width: int, height: int = 6) -> list[str]:
 
 
 RUNS = Path("results/runs")
+FRAME = 3  # lines of a traceback that name the place and the error
 SIEVE = ("precision", "recall", "f_score")
 
 
@@ -112,6 +115,11 @@ def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
     console.print(title_of(config), style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
+    if record.error:
+        lines.add_row("error", record.error)
+    if record.traceback:
+        lines.add_row("", f"the whole is in `traceback` of {path / 'run.json'}; the end of it:")
+        lines.add_row("", "\n".join(record.traceback.strip().splitlines()[-FRAME:]))
     lines.add_row("scenario", scenario_line(record.scenario))
     lines.add_row("protocol", _pairs({k: v for k, v in vars(config.training).items() if v is not None}))
     version = f"version {config.version}, " if config.version > 1 else ""
@@ -119,7 +127,7 @@ def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
     console.print(lines)
     if rows:
         print_curve(console, rows)
-        print_results(console, rows, summarise(rows))
+        print_results(console, rows, summarise(rows), class_recall(path / "beliefs.npz"))
     else:
         console.print("no round is finished yet")
     console.print(_provenance(record))
@@ -148,8 +156,10 @@ def print_curve(console: Console, rows: Sequence[Row]) -> None:
     console.print()
 
 
-def print_results(console: Console, rows: Sequence[Row], summary: Summary) -> None:
-    """Headline numbers, diagnostics of the last round, cost."""
+def print_results(
+    console: Console, rows: Sequence[Row], summary: Summary, recalls: Sequence[float | None] = ()
+) -> None:
+    """Headline numbers, diagnostics of the last round, cost, and what left the clients."""
     lines = facts()
     lines.add_row("last-10", percent(summary.last10))
     lines.add_row("best", f"{percent(summary.best)} in round {best_round(summary.best_round)}")
@@ -168,9 +178,14 @@ def print_results(console: Console, rows: Sequence[Row], summary: Summary) -> No
         lines.add_row(
             "sieve", ", ".join(f"{name.replace('_', '-')} {last[f'sieve_{name}']:.3f}" for name in SIEVE)
         )
+    if recalls:
+        shown = " ".join(decimal(recall, 2) for recall in recalls)
+        lines.add_row("", f"right labels called clean, by class: {shown}")
     if others := _other_numbers(last):
         lines.add_row("beliefs", _pairs(others))
     lines.add_row("cost", cost_line(summary))
+    if summary.counts:
+        lines.add_row("sent", sentence(summary.counts["sent"]))
     lines.add_row("time", duration(summary.seconds))
     console.print(lines)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,7 +56,9 @@ def suite(
         tell_problems()
         result = run_suite(file, **asked, progress=watch, loading=reporting())
     if as_json:
-        seconds = {} if dry_run else {"seconds": result.seconds}
+        seconds: dict[str, Any] = {"seconds": result.seconds}
+        if dry_run:
+            seconds = {"estimate": result.left and dataclasses.asdict(result.left)}
         print_json({**suite_object(result.suite, result.board, result.out), **seconds})
     elif dry_run:
         print_plan(result)

@@ -114,6 +114,11 @@ class Dataset:
             shapes = f"{train_x.shape[1:]} and {test_x.shape[1:]}"
             raise BadInput(f"{name}: the images of train_x and test_x differ in shape: {shapes}")
         train_y = as_labels(train_y, len(train_x), f"{name}: train_y", len(classes) or None)
+        if not classes and (most := int(train_y.max())) >= len(train_x):
+            raise BadInput(
+                f"{name}: train_y has the label {most}, but there are only {len(train_x)} train images; "
+                "number the classes from 0, or name them all"
+            )
         classes = classes or tuple(str(label) for label in range(int(train_y.max()) + 1))
         if len(classes) < 2:
             raise BadInput(f"data set {name!r} has one class; at least two are needed")

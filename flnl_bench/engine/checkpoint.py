@@ -1,27 +1,34 @@
 """Checkpoints: a JSON tree and safetensors files, written beside and renamed; no pickle.
 
 `state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
-at any moment leaves either the old checkpoint or the new one. Only the states of clients that
-changed are written again.
+at any moment leaves either the old checkpoint or the new one. It has a digest of each of them and of
+itself, so that a flipped bit is not taken for a number. Only the states of clients that changed are
+written again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from flnl_bench.errors import BadInput
-from flnl_bench.files import replace_file
+from flnl_bench.errors import BadInput, one_line
+from flnl_bench.files import read_file, replace_file
 
-FORMAT = 1
+FORMAT = 2  # 1 had no digests, and is still read
+LARGEST = 1 << 40  # bytes of a file: there are large networks
+NAME = re.compile(r"(engine|client-\d{5,})-r\d{5,}\.safetensors")
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
 class CorruptCheckpoint(BadInput):
@@ -34,6 +41,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._clients: dict[int, str] = {}  # the file of each client, maybe of an earlier round
+        self._digests: dict[str, str] = {}  # of each file
 
     @property
     def exists(self) -> bool:
@@ -45,8 +53,8 @@ class Checkpoint:
         """How many rounds it holds; whether it is whole is found out when it is loaded."""
         # Only told to users before a run goes on, so a torn file counts as none; `load` says what is wrong.
         try:
-            return len(json.loads(self._root.read_text())["rounds"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return len(json.loads(read_file(self._root))["rounds"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return 0
 
     @property
@@ -59,14 +67,20 @@ class Checkpoint:
         """Save the engine's state, the changed client states and the history so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = f"r{state['round']:05d}"  # new names: until the root changes, the old files are needed
-        for k in changed:
+        removed = {k for k, name in self._clients.items() if not (self.folder / name).exists()}
+        for k in {*changed, *removed}:
             self._clients[k] = self._write(f"client-{k:05d}-{stamp}", clients[k])
+        engine = self._write(f"engine-{stamp}", state)
+        files = (engine, *self._clients.values())
+        self._digests = {name: self._digests[name] for name in files if name in self._digests}
         root = {
             "format": FORMAT,
-            "engine": self._write(f"engine-{stamp}", state),
+            "engine": engine,
             "clients": {str(k): name for k, name in self._clients.items()},
             "rounds": rounds,
+            "digests": self._digests,
         }
+        root["digest"] = _digest(json.dumps(root).encode())
         # json.dumps, not json_text: floats come back to the bit, NaN and infinities too.
         replace_file(self._root, json.dumps(root))
         self._clean(root)
@@ -74,17 +88,33 @@ class Checkpoint:
     def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict]]:
         """The engine's state, the clients' states and the history."""
         try:
-            root = json.loads(self._root.read_text())
-            if root["format"] != FORMAT:
+            root = json.loads(read_file(self._root))
+            if root["format"] not in (1, FORMAT):
                 raise ValueError(f"format {root['format']}, this version reads {FORMAT}")
+            if root["format"] == FORMAT and root.pop("digest") != _digest(json.dumps(root).encode()):
+                raise ValueError("state.json was changed")
             self._clients = {int(k): name for k, name in root["clients"].items()}
+            self._digests = dict(root.get("digests", {}))
             state = self._read(root["engine"])
             clients = {k: self._read(name) for k, name in self._clients.items()}
-            return state, clients, root["rounds"]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            rounds = root["rounds"]
+            if type(state["round"]) is not int or [row["round"] for row in rounds] != list(
+                range(len(rounds))
+            ):
+                raise ValueError("its rounds are not in order")
+            return state, clients, rounds
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            SafetensorError,
+        ) as e:
             raise CorruptCheckpoint(
-                f"the checkpoint in {self.folder} cannot be read ({type(error).__name__}: {error}); "
-                "start the run anew with --fresh"
+                f"the checkpoint in {self.folder} cannot be read ({one_line(e)}); start the run anew with "
+                "--fresh, in a suite also with --retry-failed"
             ) from None
 
     def _write(self, name: str, tree: Any) -> str:
@@ -92,21 +122,30 @@ class Checkpoint:
         shape = _encode(tree, tensors)
         file = f"{name}.safetensors"
         # The tree goes into the file of its tensors: two files could be of different rounds.
-        replace_file(self.folder / file, save(tensors, metadata={"tree": json.dumps(shape)}))
+        data = save(tensors, metadata={"tree": json.dumps(shape)})
+        replace_file(self.folder / file, data)
+        self._digests[file] = _digest(data)
         return file
 
     def _read(self, name: str) -> Any:
-        path = self.folder / name
-        with safe_open(path, "pt") as file:
-            tree = json.loads(file.metadata()["tree"])
-        return _decode(tree, load_file(path))
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of one of its files")
+        data = read_file(self.folder / name, LARGEST)
+        if self._digests.get(name, found := _digest(data)) != found:
+            raise ValueError(f"{name} was changed")
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return _decode(json.loads(header["__metadata__"]["tree"]), load(data))
 
     def _clean(self, root: Mapping[str, Any]) -> None:
         """Remove what no longer belongs to the checkpoint."""
         wanted = {"state.json", root["engine"], *root["clients"].values()}
         for path in self.folder.iterdir():
             if path.name not in wanted:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:

@@ -35,7 +35,7 @@ from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, to_cpu
 from flnl_bench.engine.images import FederatedImages, as_images
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.engine.views import Views
-from flnl_bench.models.network import Cost, Network
+from flnl_bench.models.network import Cost, Network, take_work
 from flnl_bench.streams import stream
 
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
@@ -167,6 +167,7 @@ class ClientWorker:
 
     def _reply(self, client: Client, answer: Any, loss: float | None = None) -> Reply:
         check_plain(client.state, f"{self.method.name}: client.state")
+        self.cost.add(take_work())  # in one process with some of the server's, which is of the same round
         return Reply(answer, to_cpu(client.state), self.cost, loss)
 
     def global_model(self, weights: Weights) -> nn.Module:
@@ -223,6 +224,7 @@ class ClientWorker:
             batch_rng=self._stream(call, "batches"),
             bind=self._bind,
             map=lambda fn, views=("plain",): self._map(call, fn, views),
+            image_shape=self.images.shape,
         )
         if state is None:
             made = self.method.client_state(client)

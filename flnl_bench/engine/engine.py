@@ -25,10 +25,12 @@ from flnl_bench.engine.contract import (
     count_bytes,
 )
 from flnl_bench.engine.devices import Devices, configure, placed, to_cpu
+from flnl_bench.engine.leaving import leaving
 from flnl_bench.engine.pool import ProcessPool
 from flnl_bench.errors import expect
+from flnl_bench.messages import merge
 from flnl_bench.models import make_network
-from flnl_bench.models.network import Cost
+from flnl_bench.models.network import Cost, take_work
 from flnl_bench.scenario import Scenario, parse_partition
 from flnl_bench.streams import seed_of, stream
 
@@ -71,6 +73,8 @@ class LocalFederation:
         self.trained: set[int] = set()
         self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
         self.losses: list[tuple[float, int]] = []  # mean training loss, n_k
+        self.left: list[Mapping[str, Any]] = []  # what each message held
+        take_work()  # whatever was computed between rounds is not of one
 
     def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
         """Send the global weights and train the clients locally."""
@@ -79,6 +83,7 @@ class LocalFederation:
             update: Update = reply.answer
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
+            self._look(k, {"n_k": update.size, **update.message})
             if reply.loss is not None:
                 self.losses.append((reply.loss, update.size))
             updates.append(update)
@@ -91,7 +96,24 @@ class LocalFederation:
         for k, reply in self._call("visit", ids, task=task):
             answers[k] = reply.answer
             self.cost.bytes_up += count_bytes(answers[k])
+            self._look(k, answers[k])
         return dict(sorted(answers.items()))
+
+    def _look(self, k: int, message: Mapping[str, Any]) -> None:
+        self.left.append(leaving(message, self.server.sizes[k], self.server.terms.classes))
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What this round took beside bytes and passes, and what left the clients beside weights."""
+        self.cost.add(take_work())  # the server's
+        return {
+            "samples": sum(
+                n * self.server.sizes[k] for (verb, k), n in self.calls.items() if verb == "train"
+            ),
+            "mixtures": self.cost.mixtures,
+            "searches": self.cost.searches,
+            "sent": merge(self.left),
+        }
 
     @property
     def train_loss(self) -> float | None:
@@ -141,6 +163,7 @@ class RoundReport:
     backward: int
     seconds: float
     method: Mapping[str, float]  # the method's own numbers
+    counts: Mapping[str, Any]  # of samples, mixtures and searches, and what left the clients
 
 
 class Engine:
@@ -254,6 +277,7 @@ class Engine:
             backward=cost.backward,
             seconds=time.perf_counter() - start,
             method={**numbers, **alone},
+            counts=self.federation.counts,
         )
 
     # -- looking at the global model -----------------------------------------------------------------

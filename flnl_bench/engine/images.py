@@ -41,6 +41,11 @@ class FederatedImages:
     views: Views
     device: torch.device
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image as networks see it."""
+        return (self.train.shape[1], self.views.augmentation.size, self.views.augmentation.size)
+
     def plain(self, part: str, rows: np.ndarray) -> Tensor:
         """Images of "train" or "test" as they are, normalised."""
         images = self.test if part == "test" else self.train

@@ -26,6 +26,7 @@ VIEWS = {
     "plain": "the image as it is, cropped at the centre",
     "weak": "padded crop, flip, rotation as the data set allows",
     "strong": "reflected or resized crop, flip, three RandAugment operations, Cutout",
+    "strong-if-colour": "strong for colour images, weak for others",
 }
 CUTOUT = (125, 123, 114)
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -69,6 +70,8 @@ def draw_view(view: str, count: int, augmentation: Augmentation, rng: np.random.
     """Draw the parameters of `count` images; a plain view draws nothing."""
     if view not in VIEWS:
         raise unknown("view", view, VIEWS)
+    if view == "strong-if-colour":
+        view = "strong" if augmentation.colour else "weak"
     strong, random = view == "strong", view != "plain"
     shares = rng.random((count, 7)) if random else np.zeros((count, 7))
     nothing = np.zeros((count, 0))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.leaderboards.metrics import METRICS, Metric
 from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import Row, Table
 
-TIE = 0.005  # a smaller difference does not show in two decimals
 ENOUGH = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
 
 
@@ -20,7 +20,7 @@ class Comparison:
     """One row against the chosen one, over the settings and seeds that both have."""
 
     pairs: int
-    difference: float | None  # the mean of the paired differences; above 0 this row is better
+    difference: float | None  # the mean of the paired differences; this row is better above 0, or below
     low: float | None  # 95 % confidence interval of the mean (t)
     high: float | None
     wins: int
@@ -48,8 +48,14 @@ def check_name(tables: Sequence[Table], name: str) -> None:
         raise unknown("method", name, {row.label for table in tables for row in table.rows}, "--against")
 
 
-def compare(row: Row, base: Row, settings: Sequence[str]) -> Comparison:
+def tie(metric: Metric) -> float:
+    """A smaller difference does not show in the decimals of the metric."""
+    return 0.5 * 10**-metric.digits
+
+
+def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric = METRICS["last10"]) -> Comparison:
     """Pair the runs of two rows: same setting, same seed, so the same scenario."""
+    limit = tie(metric)
     differences = [
         round(value - base.cells[setting].values[seed], 9)  # equal accuracies may differ by rounding
         for setting in settings
@@ -63,10 +69,10 @@ def compare(row: Row, base: Row, settings: Sequence[str]) -> Comparison:
         difference=statistics.fmean(differences) if differences else None,
         low=low,
         high=high,
-        wins=sum(d >= TIE for d in differences),
-        ties=sum(abs(d) < TIE for d in differences),
-        losses=sum(d <= -TIE for d in differences),
-        p=_wilcoxon(differences),
+        wins=sum(metric.sign * d >= limit for d in differences),
+        ties=sum(abs(d) < limit for d in differences),
+        losses=sum(metric.sign * d <= -limit for d in differences),
+        p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # what counts as a tie is no evidence
     )
 
 
@@ -80,8 +86,7 @@ def _interval(differences: Sequence[float]) -> tuple[float | None, float | None]
     return mean - half, mean + half
 
 
-def _wilcoxon(differences: Sequence[float]) -> float | None:
-    apart = [d for d in differences if abs(d) >= TIE]  # what counts as a tie is no evidence
+def _wilcoxon(apart: Sequence[float]) -> float | None:
     if len(apart) < ENOUGH:
         return None
     from scipy.stats import wilcoxon
@@ -97,7 +102,8 @@ def comparisons(table: Table, name: str) -> dict[str, Comparison]:
     base = find_row(table, name)
     if base is None:
         return {}
-    return {row.label: compare(row, base, table.scored) for row in table.rows if row is not base}
+    metric = METRICS[table.metric]
+    return {row.label: compare(row, base, table.scored, metric) for row in table.rows if row is not base}
 
 
 def comparison_sheet(table: Table, name: str) -> Sheet:
@@ -107,9 +113,10 @@ def comparison_sheet(table: Table, name: str) -> Sheet:
     if not found:
         why = "is alone in" if find_row(table, name) else "is not in"
         return Sheet(title, [], [], about=[f"{name} {why} this table."])
-    rows = [SheetRow(label, _entries(one)) for label, one in found.items()]
+    metric = METRICS[table.metric]
+    rows = [SheetRow(label, _entries(one, metric.digits)) for label, one in found.items()]
     notes = [
-        f"W/T/L: wins, ties (differences below {TIE} points) and losses.",
+        f"W/T/L: wins, ties (differences below {tie(metric):g} points) and losses.",
         "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
         "of methods; pairs of one setting are not independent of each other.",
     ]
@@ -117,17 +124,19 @@ def comparison_sheet(table: Table, name: str) -> Sheet:
         notes.append(f"No test (too few) below {ENOUGH} pairs that do not tie.")
     about = [
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
-        f"above 0 is better than {name}; interval by Student's t."
+        f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by Student's t."
     ]
     return Sheet(title, COLUMNS, rows, about, notes=notes)
 
 
-def _entries(one: Comparison) -> list[Entry]:
-    interval = "" if one.low is None or one.high is None else f"{one.low:+z.2f} to {one.high:+z.2f}"
+def _entries(one: Comparison, digits: int) -> list[Entry]:
+    def signed(value: float | None) -> str:
+        return "" if value is None else f"{value:+z.{digits}f}"
+
     return [
         Entry(str(one.pairs)),
-        Entry("" if one.difference is None else f"{one.difference:+z.2f}"),
-        Entry(interval),
+        Entry(signed(one.difference)),
+        Entry("" if one.low is None else f"{signed(one.low)} to {signed(one.high)}"),
         Entry(f"{one.wins}/{one.ties}/{one.losses}"),
         Entry("too few" if one.p is None else f"{one.p:.3g}"),
     ]

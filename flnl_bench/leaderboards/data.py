@@ -9,11 +9,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flnl_bench import text
 from flnl_bench.files import json_text
+from flnl_bench.leaderboards.agreement import agreements, compared_with
 from flnl_bench.leaderboards.comparison import Comparison, comparisons
+from flnl_bench.leaderboards.cost import COLUMNS
+from flnl_bench.leaderboards.metrics import COST
 from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols, unlike_paper
 from flnl_bench.leaderboards.sheet import notes_of
 from flnl_bench.leaderboards.table import Cell, Row, Table, marks
+from flnl_bench.messages import PER
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.leaderboard import Leaderboard
@@ -23,6 +28,7 @@ _PROTOCOL = tuple(name for name in _TABLE if name != "protocol")  # as the attri
 _ROW = ("method", "label", "version", "codes", "hyperparameters")
 _CELL = ("setting", "metric", "mean", "std", "count", "seeds", "mark", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
+_COST = (*COLUMNS, *(f"sent_per_{per}" for per in PER), "leaves")
 _COMPARISON = ("against", *(f.name for f in dataclasses.fields(Comparison)))
 
 
@@ -59,6 +65,8 @@ def _table_object(table: Table, board: Leaderboard) -> dict[str, Any]:
     if board.paper:
         text, comparable = protocols(table)
         made["paper"] = {"protocols": text, "comparable": comparable, "not_beside": unlike_paper(table)}
+        order = {name: dataclasses.asdict(one) for name, one in agreements(table).items()}
+        made["paper"]["agreement"] = {"dataset": compared_with(table), "cells": order} if order else None
     found = comparisons(table, board.against) if board.against else {}
     made["rows"] = [
         {
@@ -81,6 +89,7 @@ def _row_object(table: Table, row: Row, paper: bool, compared: Comparison | None
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},
         "avg": _cell(row.average) if row.average else None,
         "rank": row.rank,
+        "cost": {**row.cost.as_dict(), "sent": row.cost.sent},
     }
     if paper:
         cells = paper_cells(table, row)
@@ -103,19 +112,30 @@ def as_csv(board: Leaderboard) -> str:
     writer = csv.DictWriter(out, columns(board), restval="", lineterminator="\n")
     writer.writeheader()
     for record in records(board):
-        seeds, values = " ".join(map(str, record["seeds"])), json.dumps(record["hyperparameters"])
-        writer.writerow({**record, "seeds": seeds, "hyperparameters": values})
+        cells = {**record, "hyperparameters": json.dumps(record["hyperparameters"])}
+        if "seeds" in record:
+            cells["seeds"] = " ".join(map(str, record["seeds"]))
+        writer.writerow({name: text.csv(value) for name, value in cells.items()})
     return out.getvalue()
 
 
 def columns(board: Leaderboard) -> tuple[str, ...]:
     """The names of a record's fields, in their order."""
+    if board.metric == COST:
+        return (*_TABLE, *_ROW, *_COST)
     more = (*(_PAPER if board.paper else ()), *(_COMPARISON if board.against else ()))
     return (*_TABLE, *_ROW, *_CELL, *more)
 
 
 def records(board: Leaderboard) -> list[dict[str, Any]]:
-    """One a cell, and one with the setting `avg` a row, which has the comparison; absent is unknown."""
+    """One a cell, and one with the setting `avg` a row, which has the comparison; absent is unknown.
+
+    Of costs, one a row.
+    """
+    if board.metric == COST:
+        return [
+            {**_identity(table, row), **row.cost.as_dict()} for table in board.tables for row in table.rows
+        ]
     return [record for table in board.tables for record in _table_records(table, board)]
 
 
@@ -134,20 +154,23 @@ def _table_records(table: Table, board: Leaderboard) -> Iterator[dict[str, Any]]
 
 
 def _record(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:
-    about = table.protocol
     return {
-        **{name: getattr(about, name) for name in _PROTOCOL},
-        "protocol": about.name,
-        "method": row.method,
-        "label": row.label,
-        "version": row.version,
-        "codes": row.codes,
-        "hyperparameters": dict(row.hyperparameters),
+        **_identity(table, row),
         "setting": setting,
         "metric": table.metric,
         "seeds": tuple(cell.values) if cell else (),
         **({"mean": cell.mean, "std": cell.std, "count": cell.count} if cell else {}),
         **_paper_fields(cell, theirs),
+    }
+
+
+def _identity(table: Table, row: Row) -> dict[str, Any]:
+    about = table.protocol
+    return {
+        **{name: getattr(about, name) for name in _PROTOCOL},
+        "protocol": about.name,
+        **{name: getattr(row, name) for name in _ROW},
+        "hyperparameters": dict(row.hyperparameters),
     }
 
 

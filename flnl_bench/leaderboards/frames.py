@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import NAMES
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.leaderboard import Leaderboard, check_metric, make_leaderboard
+from flnl_bench.leaderboards.leaderboard import Leaderboard, make_leaderboard
+from flnl_bench.leaderboards.metrics import check_metric
 from flnl_bench.leaderboards.runs import METRICS, FinishedRun, Found, read_runs
 from flnl_bench.recorder.folder import RunFolder, flat_round
+from flnl_bench.recorder.published import published_folder
+from flnl_bench.recorder.record import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +29,7 @@ _SPREAD = {"training": "training_", "hyperparameters": "hyper_"}  # how the colu
 _FIELDS = {f.name: f for f in dataclasses.fields(FinishedRun) if f.name not in ("path", "values", "summary")}
 _OPTIONAL = {name for name, field in _FIELDS.items() if "None" in str(field.type)}
 _NEEDED = ["run_dir", *METRICS, *_FIELDS]
+_SUMMARY = [f.name for f in dataclasses.fields(Summary) if f.name not in METRICS]
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,10 +69,26 @@ class Results:
         return f"<Results of {self.folder}: {told}>"
 
 
-def load_results(folder: str | os.PathLike[str]) -> Results:
-    """Read the run.json of every run below a folder: `.runs` and `.rounds` are frames of them."""
-    check_folder(Path(folder))
-    return Results(Path(folder), read_runs(Path(folder)))
+def load_results(folder: str | os.PathLike[str], *, with_published: bool = False) -> Results:
+    """Read the run.json of every run below a folder: `.runs` and `.rounds` are frames of them.
+
+    Args:
+        folder: Where runs are; with published runs it need not be there.
+        with_published: Add the runs that this package ships, but those that were made here as well.
+    """
+    if not with_published:
+        check_folder(Path(folder))
+    found = read_runs(Path(folder)) if Path(folder).is_dir() else Found()
+    if with_published:
+        own = {(run.path.name, run.method, run.fingerprint) for run in found.runs}
+        ours = read_runs(published_folder()).runs
+        # Golden numbers vouch for a version of a method; its code is often another one by now.
+        found.runs += [
+            dataclasses.replace(run, sources=frozenset())
+            for run in ours
+            if (run.path.name, run.method, run.fingerprint) not in own
+        ]
+    return Results(Path(folder), found)
 
 
 def leaderboard(
@@ -78,16 +98,24 @@ def leaderboard(
     presets: str | Sequence[str] | None = None,
     against: str | None = None,
     paper: bool = False,
+    *,
+    methods: str | Sequence[str] | None = None,
+    settings: str | Sequence[str] | None = None,
+    partitions: str | Sequence[str] | None = None,
 ) -> Leaderboard:
     """Tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
     Args:
         source: Results, a frame of runs as they have it (also a part of it), or a results folder.
-        metric: last10 (mean of the last ten rounds) or best (the best round).
+        metric: last10 (mean of the last ten rounds), best (the best round), what methods knew after the
+            last round (memorised, sieve_f_score, noise_ratio_correlation, …), or cost.
         datasets: Only these data sets.
         presets: Only these presets.
         against: Add paired differences to this method, with confidence interval and test.
-        paper: Put the paper's numbers beside ours, with the difference.
+        paper: Put the paper's numbers beside ours, with the difference and the agreement of the orders.
+        methods: Only these methods.
+        settings: Only these settings.
+        partitions: Only these partitions.
     """
     check_metric(metric)
     if isinstance(source, str | os.PathLike):
@@ -96,9 +124,9 @@ def leaderboard(
     found = source.found if isinstance(source, Results) else Found(_runs_in(source))
     if not found.runs:
         raise BadInput(f"there is no finished run {where}")
-    return make_leaderboard(
-        found, metric, datasets=_names(datasets), presets=_names(presets), against=against, paper=paper
-    )
+    only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
+    names = {what: _names(given) for what, given in {**only, "method": methods}.items()}
+    return make_leaderboard(found, metric, only=names, against=against, paper=paper)
 
 
 def check_folder(folder: Path) -> None:
@@ -139,7 +167,7 @@ def _runs_in(frame: pd.DataFrame) -> list[FinishedRun]:
     absent = [name for name in _NEEDED if name not in frame.columns]
     if absent:
         raise BadInput(f"this frame has no column {', '.join(absent)}; it must be one that load_results made")
-    rows = frame[_NEEDED].to_dict("records")
+    rows = frame[[*_NEEDED, *(name for name in _SUMMARY if name in frame.columns)]].to_dict("records")
     return [_run_in({name: None if pd.isna(value) else value for name, value in row.items()}) for row in rows]
 
 
@@ -150,7 +178,8 @@ def _run_in(row: dict[str, Any]) -> FinishedRun:
     if broken:
         raise BadInput(f"run_dir {row['run_dir']} of this frame has no usable {', '.join(broken)}")
     values = {metric: row.pop(metric) for metric in METRICS}
-    return FinishedRun(path=Path(row.pop("run_dir")), values=values, **row)
+    summary = {name: row.pop(name) for name in _SUMMARY if name in row}
+    return FinishedRun(path=Path(row.pop("run_dir")), values=values, summary=summary, **row)
 
 
 # -- rounds ------------------------------------------------------------------------------------------

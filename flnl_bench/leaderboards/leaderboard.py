@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.errors import BadInput
+from flnl_bench.leaderboards.agreement import agreement_sheet
 from flnl_bench.leaderboards.comparison import check_name, comparison_sheet
 from flnl_bench.leaderboards.formats import FORMATS, html_fragment
 from flnl_bench.leaderboards.grouping import group
+from flnl_bench.leaderboards.metrics import COST
 from flnl_bench.leaderboards.paper import paper_cells, protocols, unlike_paper
-from flnl_bench.leaderboards.runs import METRICS, FinishedRun, Found
-from flnl_bench.leaderboards.sheet import Sheet, main_sheet, seed_sets
+from flnl_bench.leaderboards.runs import Found, chosen
+from flnl_bench.leaderboards.sheet import Sheet, cost_sheet, main_sheet, seed_sets
 from flnl_bench.leaderboards.table import Table, make_table
+from flnl_bench.recorder.record import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +32,7 @@ class Leaderboard:
     """
 
     tables: Sequence[Table]
-    metric: str
+    metric: str  # cost: the tables are of last10, and shown as what they cost
     warnings: Sequence[str] = ()  # what was kept apart or left out, and what may not be compared
     against: str | None = None
     paper: bool = False
@@ -38,13 +41,16 @@ class Leaderboard:
 
     @functools.cached_property
     def sheets(self) -> list[Sheet]:
-        """Each table as text, followed by its comparisons if asked for."""
+        """Each table as text, followed by its comparisons if asked for; the paper's order comes last."""
+        if self.metric == COST:
+            return [cost_sheet(table, paper=self.paper) for table in self.tables]
         sheets = []
         for table in self.tables:
             sheets.append(main_sheet(table, paper=self.paper))
             if self.against is not None:
                 sheets.append(comparison_sheet(table, self.against))
-        return sheets
+        order = agreement_sheet(self.tables) if self.paper else None
+        return sheets + ([order] if order else [])
 
     @property
     def remarks(self) -> list[str]:
@@ -63,7 +69,8 @@ class Leaderboard:
 
         from flnl_bench.leaderboards.data import columns, records
 
-        return pd.DataFrame(records(self), columns=list(columns(self))).astype({"count": "Int64"})
+        frame = pd.DataFrame(records(self), columns=list(columns(self)))
+        return frame.astype({"count": "Int64"}) if "count" in frame else frame
 
     def to_markdown(self) -> str:
         """Tables for GitHub and the like."""
@@ -100,14 +107,18 @@ def make_leaderboard(
     found: Found,
     metric: str,
     *,
-    datasets: Sequence[str] = (),
-    presets: Sequence[str] = (),
+    only: Mapping[str, Sequence[str]],
     against: str | None = None,
     paper: bool = False,
 ) -> Leaderboard:
-    """The tables of the finished runs of these data sets and presets, of all if none is named."""
-    groups, warnings = group(_chosen(found.runs, datasets, presets))
-    tables = [make_table(one, metric) for one in groups]
+    """The tables of the finished runs that have one of the names that `only` has, as of a data set."""
+    if against is not None and metric == COST:
+        raise BadInput("paired differences are of a metric; --against and --metric cost do not go together")
+    groups, warnings = group(chosen(found.runs, only))
+    tables = [make_table(one, METRICS[0] if metric == COST else metric) for one in groups]
+    tables = [table for table in tables if table.rows]
+    if not tables:
+        raise BadInput(f"no finished run knows its {metric}")
     warnings += [
         f"{table.protocol.title}: cells have different seeds: {seed_sets(table)}"
         for table in tables
@@ -115,35 +126,9 @@ def make_leaderboard(
     ]
     if against is not None:
         check_name(tables, against)
-    if paper:
+    if paper and metric != COST:
         warnings += _paper_warnings(tables)
     return Leaderboard(tables, metric, warnings, against, paper, found.problems, found.unfinished)
-
-
-def check_metric(metric: str) -> None:
-    """Refuse a metric that no run has."""
-    if metric not in METRICS:
-        raise unknown("metric", metric, METRICS)
-
-
-def _chosen(
-    runs: Sequence[FinishedRun], datasets: Sequence[str], presets: Sequence[str]
-) -> list[FinishedRun]:
-    for what, names, there in (
-        ("dataset", datasets, {run.dataset for run in runs}),
-        ("preset", presets, {run.preset for run in runs}),
-    ):
-        for name in names:
-            if name not in there:
-                raise unknown(what, name, there, "the results")
-    chosen = [
-        run
-        for run in runs
-        if (not datasets or run.dataset in datasets) and (not presets or run.preset in presets)
-    ]
-    if not chosen:
-        raise BadInput("no finished run is of this dataset and this preset")
-    return chosen
 
 
 def _paper_warnings(tables: Sequence[Table]) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from flnl_bench.errors import BadInput, unknown
 from flnl_bench.recorder.folder import read_records
 from flnl_bench.recorder.record import METRICS, RunRecord
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class FinishedRun:
     training: Mapping[str, Any]
     hyperparameters: Mapping[str, Any]
     fingerprint: str
+    images: int | None  # of all clients
     generated: bool  # the scenario was made from its seed, not read from a file
     numbers: int  # NUMBERS_VERSION of the package that made it
     values: Mapping[str, float]  # by metric
@@ -65,6 +69,7 @@ def finished_run(record: RunRecord, path: Path) -> FinishedRun:
         training=vars(config.training),
         hyperparameters=config.hyperparameters,
         fingerprint=record.scenario.fingerprint,
+        images=record.scenario.samples,
         generated=config.scenario is None,
         numbers=record.numbers,
         values={metric: float(getattr(summary, metric)) for metric in METRICS},
@@ -75,3 +80,18 @@ def finished_run(record: RunRecord, path: Path) -> FinishedRun:
         sources=record.sources,
         summary=vars(summary),
     )
+
+
+def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str]]) -> list[R]:
+    """Those whose attributes have one of the names that are given for them; no name means any."""
+    for what, names in only.items():
+        there = {getattr(run, what) for run in runs}
+        for name in names:
+            if name not in there:
+                raise unknown(what, name, there, "the results")
+    left = [run for run in runs if all(not n or getattr(run, what) in n for what, n in only.items())]
+    if not left:
+        raise BadInput(
+            f"no run is of this {' and this '.join(what for what, names in only.items() if names)}"
+        )
+    return left

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flnl_bench.leaderboards.cost import COLUMNS
 from flnl_bench.leaderboards.grouping import NOISY
-from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols, unlike_paper
+from flnl_bench.leaderboards.metrics import METRICS
+from flnl_bench.leaderboards.paper import FORMULAS, paper_average, paper_cells, protocols, unlike_paper
 from flnl_bench.leaderboards.table import Cell, Row, Table, marks
+from flnl_bench.messages import PER
 from flnl_bench.recorder.record import LAST
 
 LEGEND = "Best in bold, second underlined."
@@ -53,16 +56,20 @@ class Sheet:
 
 
 def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
-    """The table of accuracies."""
+    """The table of a metric."""
+    digits = METRICS[table.metric].digits
     averaged = len(table.scored) > 1
-    columns = [*table.settings, *(["Avg"] if averaged else []), "rank"]
+    ranked = len(table.rows) > 1
+    columns = [*table.settings, *(["Avg"] if averaged else []), *(["rank"] if ranked else [])]
+    accuracies = [name for name in columns if name != "rank"]
     rows: list[SheetRow] = []
     for row, marked in zip(table.rows, marks(table), strict=True):
         cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
-        entries = [_entry(cells.get(name), marked[name], table.seeds) for name in columns[:-1]]
-        rows.append(SheetRow(row.label, [*entries, _rank(row, marked["rank"], table.seeds)]))
+        entries = [_entry(cells.get(name), marked[name], table.seeds, digits) for name in accuracies]
+        ranks = [_rank(row, marked["rank"], table.seeds)] if ranked else []
+        rows.append(SheetRow(row.label, [*entries, *ranks]))
         if paper:
-            rows += _paper_rows(table, row, columns[:-1])
+            rows += _paper_rows(table, row, accuracies, [Entry() for _ in ranks])
     about, alarms = about_table(table), list(table.alarms)
     compared = any(row.kind == PAPER for row in rows)
     if compared:
@@ -77,15 +84,15 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
     return Sheet(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
 
 
-def _entry(cell: Cell | None, mark: str = "", seeds: int = 0) -> Entry:
+def _entry(cell: Cell | None, mark: str = "", seeds: int = 0, digits: int = 2) -> Entry:
     if cell is None:
         return Entry()
     return Entry(
-        number=f"{cell.mean:.2f}",
-        spread="" if cell.std is None else f"{cell.std:.2f}",
+        number=f"{cell.mean:.{digits}f}",
+        spread="" if cell.std is None else f"{cell.std:.{digits}f}",
         mark=mark,
         fewer=cell.count if cell.count < seeds else None,
-        detail=", ".join(f"seed {seed}: {value:.2f}" for seed, value in cell.values.items()),
+        detail=", ".join(f"seed {seed}: {value:.{digits}f}" for seed, value in cell.values.items()),
     )
 
 
@@ -95,7 +102,7 @@ def _rank(row: Row, mark: str, seeds: int) -> Entry:
     return Entry(f"{row.rank:.2f}", mark=mark, fewer=row.seeds if row.seeds < seeds else None)
 
 
-def _paper_rows(table: Table, row: Row, columns: Sequence[str]) -> list[SheetRow]:
+def _paper_rows(table: Table, row: Row, columns: Sequence[str], ranks: Sequence[Entry]) -> list[SheetRow]:
     """The paper's numbers below ours, and ours minus theirs."""
     cells = paper_cells(table, row)
     if not cells:
@@ -107,21 +114,42 @@ def _paper_rows(table: Table, row: Row, columns: Sequence[str]) -> list[SheetRow
         left, right = ours.get(name), theirs.get(name)
         differences.append(Entry(f"{left.mean - right.mean:+z.2f}" if left and right else ""))
     return [
-        SheetRow("paper", [*(_entry(theirs.get(name)) for name in columns), Entry()], PAPER),
-        SheetRow("ours − paper", [*differences, Entry()], DIFFERENCE),
+        SheetRow("paper", [*(_entry(theirs.get(name)) for name in columns), *ranks], PAPER),
+        SheetRow("ours − paper", [*differences, *ranks], DIFFERENCE),
     ]
+
+
+def cost_sheet(table: Table, *, paper: bool = False) -> Sheet:
+    """The table of costs; the paper's formulas beside them."""
+    columns = [*COLUMNS.values(), *(f"sent / {per}" for per in PER), *(["paper"] if paper else [])]
+    rows = []
+    for row in table.rows:
+        numbers = [*row.cost.numbers.values(), *row.cost.sent_per.values()]
+        entries = [Entry("" if value is None else f"{value:.4g}") for value in numbers]
+        formula = [Entry(FORMULAS.get(row.method, ""))] if paper else []
+        rows.append(SheetRow(row.label, [*entries, *formula]))
+    about = [
+        "Measured cost, mean over all settings and seeds: megabytes (10⁶ bytes) for a client of a round, "
+        f"passes for a sample of it (E = {table.protocol.training.get('epochs')} local epochs), fits of "
+        "a mixture, neighbour searches and seconds for a round; sent: numbers beside the weights for each "
+        "sample, for each class and once for a client.",
+        f"Protocol: {table.protocol.line}.",
+    ]
+    notes = [f"{row.label}: {row.cost.told}" for row in table.rows if row.cost.told]
+    if any(row.cost.sent is None for row in table.rows):
+        notes.append("Empty: made by a version that did not count this.")
+    if paper:
+        notes.append(
+            "Paper: bytes both ways; F forward, B backward; M a model, D samples, C classes, K clients."
+        )
+    return Sheet(f"{table.protocol.title} · cost", columns, rows, about, notes=notes)
 
 
 # -- the words around the numbers --------------------------------------------------------------------
 def about_table(table: Table) -> list[str]:
     """What the numbers are and how they were made."""
-    rounds = table.protocol.training.get("rounds", LAST)
-    what = (
-        f"mean of the last {min(LAST, rounds)} rounds (last-10)"
-        if table.metric == "last10"
-        else "the best round (best)"
-    )
-    return [f"Test accuracy in %, {what}; {_seeds(table)}.", f"Protocol: {table.protocol.line}."]
+    what = METRICS[table.metric].about(table.protocol.training.get("rounds", LAST))
+    return [f"{what}; {_seeds(table)}.", f"Protocol: {table.protocol.line}."]
 
 
 def _seeds(table: Table) -> str:
@@ -136,13 +164,18 @@ def notes_of(table: Table, *, paper: bool = False) -> list[str]:
     """What a reader must know about single places of the table."""
     over = table.scored
     six = "the six noisy settings" if tuple(over) == NOISY else ", ".join(over)
-    notes = []
-    if len(over) > 1:
-        notes.append(f"Avg: mean over {six}.")
-    notes.append(f"Rank: mean rank over {six} (1 is best), among the rows that have all of them.")
-    if left_out := [name for name in table.settings if name not in (*over, "clean")]:
+    means = {
+        "Avg": f"Avg: mean over {six}." if len(over) > 1 else "",
+        "rank": f"Rank: mean rank over {six} (1 is best), among the rows that have all of them."
+        if len(table.rows) > 1
+        else "",
+    }
+    notes = [text for text in means.values() if text]
+    left_out = [name for name in table.settings if name not in (*over, "clean")]
+    if notes and left_out:
         told = ", ".join(f"{name} (in {_having(table, name)} rows)" for name in left_out)
-        notes.append(f"Not in {'Avg and rank' if len(over) > 1 else 'the rank'}: {told}.")
+        there = " and ".join(name for name, text in means.items() if text)
+        notes.append(f"Not in {'the rank' if there == 'rank' else there}: {told}.")
     counts = {cell.count for row in table.rows for cell in row.cells.values()}
     if len(counts) > 1:
         notes.append(

@@ -2,13 +2,15 @@
 
 The kernel locks `.lock` for as long as a run is played, so a dead owner lets go at once. On shared
 file systems a lock may end at the machine; so `.claim` names the owner, who touches it every BEAT
-seconds, and the claim of another machine counts until it was left alone for STALE seconds. An owner
-that was taken over (a machine that slept) finds out before it writes its next round.
+seconds, and the claim of another machine counts until it was left alone for STALE seconds, or if its time
+is not of this world. An owner that was taken over (a machine that slept) finds out before it writes its
+next round. Process numbers are told to people only: they are used again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -22,9 +24,10 @@ from typing import Any
 import filelock
 
 from flnl_bench.errors import BadInput
-from flnl_bench.files import write_through
+from flnl_bench.files import open_file, parse_json, read_file, refuse_strange, write_new
 
 BEAT, STALE = 60.0, 600.0
+GRACE = 0.2  # seconds for a lock: somebody may just be looking whether it is held
 
 
 class Busy(BadInput):
@@ -34,9 +37,11 @@ class Busy(BadInput):
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[Claim]:
     """Hold the run in `folder`, or raise Busy."""
+    for name in (".lock", ".claim"):
+        refuse_strange(folder / name)
     lock = filelock.FileLock(folder / ".lock")
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=GRACE, poll_interval=GRACE / 4)
     except filelock.Timeout:
         raise _busy(folder) from None
     try:
@@ -52,14 +57,22 @@ def claimed(folder: Path) -> Iterator[Claim]:
 
 def owner(folder: Path) -> str | None:
     """Who seems to work on a run; looks only, and may be wrong for a moment."""
-    path = folder / ".claim"
-    about = _read(path)
+    about = _read(folder / ".claim")
     if about is None:
         return None
-    with contextlib.suppress(OSError):
-        if time.time() - path.stat().st_mtime < STALE and (_elsewhere(about) or _alive(about["pid"])):
-            return f"process {about['pid']} on {about['host']}"
-    return None
+    works = _fresh(folder / ".claim", time.time()) if _elsewhere(about) else _locked(folder / ".lock")
+    return _who(about) if works else None
+
+
+def waits_for(folder: Path) -> str | None:
+    """What to say where the claim of another machine may be that of a dead process."""
+    about = _read(folder / ".claim")
+    if about is None or not _elsewhere(about) or not owner(folder):
+        return None
+    return (
+        f"{_who(about)} is working on {folder}; if it is not, remove {folder / '.claim'}, or wait: a claim "
+        f"that is not renewed ends after {STALE / 60:.0f} minutes"
+    )
 
 
 class Claim:
@@ -73,9 +86,9 @@ class Claim:
     def take(self) -> None:
         """Put this claim in place of one that no longer counts; the lock is held."""
         mine = self.folder / f".claim.{self.about['token']}"
-        write_through(mine, json.dumps(self.about), "wb")
+        write_new(mine, json.dumps(self.about))
         if self._counts_at(mine.stat().st_mtime):
-            mine.unlink()
+            mine.unlink(missing_ok=True)
             raise _busy(self.folder)
         os.replace(mine, self.path)
         threading.Thread(target=self._beat, name="claim", daemon=True).start()
@@ -87,15 +100,19 @@ class Claim:
         this machine is that of a dead process: we have its lock.
         """
         other = _read(self.path)
-        try:
-            return other is not None and _elsewhere(other) and now - self.path.stat().st_mtime < STALE
-        except FileNotFoundError:  # let go since it was read
-            return False
+        return other is not None and _elsewhere(other) and _fresh(self.path, now)
 
     def check(self) -> None:
-        """Raise Busy if somebody has taken the run over."""
-        if _read(self.path) != self.about:
-            raise _busy(self.folder)
+        """Raise Busy if somebody has taken the run over, or taken it away."""
+        if _read(self.path) == self.about:
+            return
+        if not self.path.exists():
+            what = self.path if self.folder.exists() else self.folder
+            raise Busy(
+                f"{what} was removed while the run was going, and it stops there; the same command "
+                "goes on with what is left"
+            )
+        raise _busy(self.folder)
 
     def release(self) -> None:
         """Let go of the run, unless another process has taken it over."""
@@ -111,28 +128,45 @@ class Claim:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """A claim; what cannot be one is none."""
     try:
-        about = json.loads(path.read_text())
+        about = parse_json(read_file(path, 10_000))
     except (OSError, ValueError):
         return None
-    return about if isinstance(about, dict) and {"host", "pid", "token"} <= about.keys() else None
+    kinds = {"host": str, "pid": int, "token": str}
+    fits = isinstance(about, dict) and all(type(about.get(name)) is kind for name, kind in kinds.items())
+    return about if fits and about["pid"] > 0 else None
 
 
 def _elsewhere(about: dict[str, Any]) -> bool:
     return about["host"] != platform.node()
 
 
-def _alive(pid: int) -> bool:
+def _fresh(path: Path, now: float) -> bool:
+    """Whether a claim was renewed lately, as far as its time can be true; let go since it was read is not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return -BEAT < now - path.stat().st_mtime < STALE
+    except OSError:
         return False
-    except PermissionError:
+
+
+def _locked(path: Path) -> bool:
+    """Whether a process of this machine holds the lock."""
+    try:
+        with open_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def _who(about: dict[str, Any]) -> str:
+    return f"process {about['pid']} on {about['host']}"
 
 
 def _busy(folder: Path) -> Busy:
     about = _read(folder / ".claim")
-    who = f" (process {about['pid']} on {about['host']})" if about else ""
-    return Busy(f"another process{who} is working on {folder}")
+    who = f" ({_who(about)})" if about else ""
+    return Busy(waits_for(folder) or f"another process{who} is working on {folder}; wait for its end")

@@ -19,7 +19,13 @@ from flnl_bench.files import replace_file
 from flnl_bench.scenario import Scenario
 from flnl_bench.streams import stream
 
-UNKNOWN = {"clean": np.int8(-1), "clean_probability": np.nan, "labels": -1, "pseudo_labels": -1}  # per sample
+UNKNOWN = {  # per sample
+    "clean": np.int8(-1),
+    "clean_probability": np.nan,
+    "losses": np.nan,
+    "labels": -1,
+    "pseudo_labels": -1,
+}
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -42,7 +48,8 @@ def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[st
     }
     if scenario.truth_known:
         arrays |= {"true": scenario.true[rows], "realised_ratio": scenario.realised}
-        arrays["transitions"] = scenario.transitions
+        if (counts := scenario.transitions) is not None:
+            arrays["transitions"] = counts
         if scenario.replaced is not None:
             arrays["realised_open"] = scenario.realised_open
     for name, unknown in UNKNOWN.items():

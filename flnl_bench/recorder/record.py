@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.files import json_text
+from flnl_bench.errors import BadInput
+from flnl_bench.files import MB, is_number, json_text, parse_json, read_file
+from flnl_bench.messages import PARTS, PER, merge
 
 SCHEMA = 1
 METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
+COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
 LAST = 10  # rounds in the headline mean
 Row = dict[str, Any]  # a line of rounds.jsonl
 T = TypeVar("T")
+
+
+class Newer(BadInput):
+    """A record that a newer version of flnl-bench has written: not to be guessed at, nor overwritten."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,19 @@ class Summary:
     best: float | None
     best_round: int | None
     final: float | None
-    diverged: int | None = None  # the first round whose test loss is not finite
+    diverged: int | None = None  # the first round from which on a loss is not finite
     seconds: float
     bytes_down: int
     bytes_up: int
     forward: int
     backward: int
+    counts: Mapping[str, Any] | None = None  # as of a round; None where a round does not have them
+
+    def __post_init__(self) -> None:
+        numbers = [getattr(self, name) for name in ("rounds", "seconds", *COSTS)]
+        if min(numbers) < 0 or not 0 <= (self.best_round or 0) < max(1, self.rounds):
+            raise ValueError("a number is below zero, or the best round is none of them")
+        check_counts(self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +118,28 @@ class RunRecord:
                 raise ValueError(f"summary.{metric} is {value}, not a percentage")
         return self.summary
 
+    def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
+        """The summary of a finished run, made anew from its rounds; a ValueError says what differs."""
+        told = self.result()
+        if len(rows) != told.rounds or any(row["round"] != number for number, row in enumerate(rows)):
+            raise ValueError(f"rounds.jsonl does not hold all rounds ({told.rounds})")
+        made = summarise(rows)
+        if told.counts not in (None, made.counts):
+            raise ValueError("summary.counts is not what its rounds give")
+        for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
+            one, other = getattr(told, name), getattr(made, name)
+            if name in COSTS and not all(name in row for row in rows):  # rounds of an older version
+                made = dataclasses.replace(made, **{name: one})
+            elif one != other and not (one and other and math.isclose(one, other, rel_tol=1e-9)):
+                raise ValueError(f"summary.{name} is {one}, but its rounds give {other}")
+        return made
+
 
 # -- reading -----------------------------------------------------------------------------------------
 def read_record(path: Path) -> RunRecord:
     """A run.json, or a ValueError that says what is wrong with it."""
     try:
-        return parse_record(path.read_bytes())
+        return parse_record(read_file(path, 16 * MB))
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
 
@@ -120,16 +150,21 @@ def parse_record(data: bytes) -> RunRecord:
     What a newer version has added is ignored, but for the configuration: there it changes the run.
     """
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
+        values = parse_json(data)
+    except ValueError:
         raise ValueError("torn: not whole JSON") from None
     if not isinstance(values, dict) or not isinstance(values.get("status"), str):
         raise ValueError("foreign: not a run of flnl-bench")
-    if values.get("schema") != SCHEMA:
-        raise ValueError(f"schema {values.get('schema')}, but this version of flnl-bench reads {SCHEMA}")
+    schema = values.get("schema")
+    if schema != SCHEMA:
+        kind = Newer if is_number(schema) and schema > SCHEMA else ValueError
+        raise kind(f"schema {schema}, but this version of flnl-bench reads {SCHEMA}")
     record = _read(RunRecord, values)
     if type(record.provenance.get("numbers")) is not int:
         raise _misfit("provenance.numbers")
+    for about in (record.provenance, *record.earlier):
+        if not isinstance(about, dict) or not isinstance(about.get("libraries", {}), dict):
+            raise _misfit("provenance, or a part of it,")
     return record
 
 
@@ -147,7 +182,7 @@ def _read(cls: type[T], values: object, where: str = "") -> T:
                 raise _misfit(where + name)
             made[name] = value
     if cls in (RunConfig, Training) and (new := given.keys() - known):
-        raise ValueError(f"{where}{min(new)} is not known to this version of flnl-bench")
+        raise Newer(f"{where}{min(new)} is not known to this version of flnl-bench")
     try:
         return cls(**made)
     except ValueError as error:
@@ -176,6 +211,21 @@ def _fields(cls: type) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
 _JSON: dict[Any, tuple[type, ...]] = {float: (float, int), Mapping: (dict,), Sequence: (list,)}
 
 
+def check_counts(counts: Any) -> None:
+    """A ValueError for counts that are not as rounds and summaries have them."""
+    whole = functools.partial(map, lambda value: type(value) is int and value >= 0)
+    if counts is None:
+        return
+    if not (isinstance(counts, dict) and isinstance(counts.get("sent"), dict)):
+        raise ValueError("counts are not by name")
+    good = all(whole(counts.get(name) for name in COUNTS))
+    for entry in counts["sent"].values():
+        numbers = [entry.get(name) for name in PARTS] if isinstance(entry, dict) else [None]
+        good = good and all(whole(numbers)) and entry["units"] > 0 and entry.get("per") in PER
+    if not good:
+        raise ValueError("counts are not whole numbers")
+
+
 # -- making ------------------------------------------------------------------------------------------
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
     """The headline numbers and the summed costs of rounds."""
@@ -189,10 +239,32 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         best=None if best is None else accuracies[best],
         best_round=best,
         final=accuracies[-1],
-        diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
+        diverged=_diverged(rounds),
         seconds=sum(row["seconds"] for row in rounds),
-        **{name: sum(row[name] for row in rounds) for name in COSTS},
+        **{name: sum(row.get(name, 0) for row in rounds) for name in COSTS},
+        counts=total_counts([row.get("counts") for row in rounds]),
     )
+
+
+def _diverged(rounds: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first round whose test loss is not finite, or from which on no training loss is.
+
+    A server that leaves out broken clients keeps a model that can be tested, and learns nothing.
+    """
+    learns = [row.get("train_loss", 0.0) is not None or not row.get("backward") for row in rounds]
+    trained = max((i + 1 for i, good in enumerate(learns) if good), default=0)
+    tested = (i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None)
+    first = min(next(tested, len(rounds)), trained)
+    return first if first < len(rounds) else None
+
+
+def total_counts(counts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """The counts of some rounds as one; None if an older version has played one of them."""
+    known = [one for one in counts if one is not None]
+    if not known or len(known) < len(counts):
+        return None
+    sums = {name: sum(one[name] for one in known) for name in COUNTS}
+    return {**sums, "sent": merge(one["sent"] for one in known)}
 
 
 def now() -> str:

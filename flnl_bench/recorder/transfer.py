@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import re
+import stat
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 import flnl_bench
 from flnl_bench.errors import BadInput
-from flnl_bench.files import json_text
+from flnl_bench.files import (
+    MB,
+    check_unpacked,
+    json_text,
+    open_file,
+    parse_json,
+    partial_of,
+    read_file,
+    refuse_links,
+    replace_file,
+    sweep_parts,
+)
 from flnl_bench.recorder.claim import Busy, claimed
 from flnl_bench.recorder.folder import (
     Records,
@@ -23,13 +33,13 @@ from flnl_bench.recorder.folder import (
     parse_rounds,
     read_records,
     rounds_text,
-    run_folder,
 )
 from flnl_bench.recorder.record import Row, RunRecord, now, parse_record
 
 FORMAT, VERSION = "flnl-bench results", 1
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"[\w.-]*-s\d+-[0-9a-f]{8}")
+BELIEFS = "beliefs.npz"
+MEMBERS = {"run.json": 16 * MB, "rounds.jsonl": 256 * MB, BELIEFS: 256 * MB}  # a run's files and their limits
 _ANY_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same runs give the same bytes
 
 
@@ -46,7 +56,8 @@ def export_runs(folder: Path, file: Path) -> Exported:
     """Write all finished runs below a folder into a zip file."""
     found = read_records(folder)
     done = Exported(left_out=dict(found.problems), unfinished=Counter(found.unfinished.values()))
-    partial = file.with_name(f".{file.name}.{os.getpid()}.part")
+    sweep_parts(file.parent, file.name)
+    partial = partial_of(file)
     try:
         _write(partial, found, done)
         if not done.runs:
@@ -59,58 +70,42 @@ def export_runs(folder: Path, file: Path) -> Exported:
 
 def _write(path: Path, found: Records, done: Exported) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        written: dict[Path, Path] = {}
+        written: dict[PurePath, Path] = {}
         for run, record in sorted(found.done.items(), key=lambda item: item[1].ended or "", reverse=True):
-            rows = _rounds_of(run)
-            if not is_complete(record, rows):
-                done.left_out[run] = "rounds.jsonl does not hold all rounds"
-                continue
-            place = home(Path(), record, run.name)
-            if not is_home(Path(), place):
-                done.left_out[run] = "its folder does not have the name of a run"
+            try:
+                rows = RunFolder(run).read_rounds()
+                summary, place = record.confirmed(rows), home(record, run.name)
+            except ValueError as error:
+                done.left_out[run] = str(error)
                 continue
             if place in written:
                 done.left_out[run] = f"the same run is exported from {written[place]}"
                 continue
             written[place] = run
-            _add(archive, f"{place.as_posix()}/run.json", record.text())
+            whole = dataclasses.replace(record, summary=summary)
+            _add(archive, f"{place.as_posix()}/run.json", whole.text())
             _add(archive, f"{place.as_posix()}/rounds.jsonl", rounds_text(rows))
+            if (run / BELIEFS).exists():
+                _add(archive, f"{place.as_posix()}/{BELIEFS}", read_file(run / BELIEFS))
             done.runs += 1
         about = {"format": FORMAT, "version": VERSION, "exported": now(), "runs": done.runs}
         _add(archive, MANIFEST, json_text({**about, "flnl_bench": flnl_bench.__version__}, indent=2) + "\n")
 
 
-def _rounds_of(run: Path) -> list[Row]:
-    try:
-        return RunFolder(run).read_rounds()
-    except ValueError:
-        return []
+def home(record: RunRecord, name: str) -> PurePath:
+    """Where a run belongs in a results folder, if its folder has a name that its configuration gives."""
+    config = record.config
+    start, dash, digits = name.rpartition("-")
+    if start + dash != f"{config.preset}-s{config.seed}-" or digits not in config.hashes(record.numbers):
+        raise ValueError("its folder does not have the name that its configuration gives")
+    return config.place.with_name(name)
 
 
-def is_complete(record: RunRecord, rows: list[Row]) -> bool:
-    """Whether the run is finished and these are its rounds."""
-    try:
-        return [row["round"] for row in rows] == list(range(record.result().rounds))
-    except ValueError:
-        return False
-
-
-def home(out: Path, record: RunRecord, name: str) -> Path:
-    """Where a run lives below `out`; the last part keeps the hash of the version that made it."""
-    return run_folder(out, record.config).parent / name
-
-
-def is_home(out: Path, place: Path) -> bool:
-    """Whether a run may live there: below `out`, in a folder that is called as runs are."""
-    inside = place.is_relative_to(out) and ".." not in place.relative_to(out).parts
-    return inside and _NAME.fullmatch(place.name) is not None
-
-
-def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+def _add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     info = zipfile.ZipInfo(name, _ANY_TIME)
     info.compress_type = zipfile.ZIP_DEFLATED
     info.external_attr = 0o644 << 16
-    archive.writestr(info, text)
+    archive.writestr(info, content)
 
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, RuntimeError)
@@ -128,11 +123,15 @@ class Imported:
 def import_runs(file: Path, out: Path) -> Imported:
     """Put the runs of an exported file where runs live; the file is checked as a whole first."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_file(file, follow=True) as packed, zipfile.ZipFile(packed) as archive:
+            check_unpacked(archive, os.fstat(packed.fileno()).st_size)
             _check(archive)
-            places = [place for place, _, _ in _members(archive, out)]
+            places = [place for place, _, _ in _members(archive)]
             if len(set(places)) < len(places):
                 raise ValueError("a run is there twice")
+            for place in places:
+                refuse_links(out, out / place)
+                RunFolder(out / place).check()
             return _place(archive, file, out)
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
@@ -144,63 +143,82 @@ def import_runs(file: Path, out: Path) -> Imported:
 
 def _check(archive: zipfile.ZipFile) -> None:
     """A ValueError if a byte is wrong, or the file is not one of ours."""
-    if damaged := archive.testzip():
-        raise ValueError(f"{damaged} is damaged")
     if MANIFEST not in archive.namelist():
         raise ValueError(f"it has no {MANIFEST}")
-    about = json.loads(archive.read(MANIFEST))
+    for member in archive.infolist():
+        path = PurePosixPath(member.filename)
+        limit = MB if member.filename == MANIFEST else MEMBERS.get(path.name, -1)
+        if member.file_size > limit or stat.S_ISLNK(member.external_attr >> 16):
+            raise ValueError(f"{member.filename} is not a file of a run, or too large for one")
+        if str(path.with_name("run.json")) not in archive.namelist() and member.filename != MANIFEST:
+            raise ValueError(f"{member.filename} belongs to no run")
+    if damaged := archive.testzip():
+        raise ValueError(f"{damaged} is damaged")
+    about = parse_json(archive.read(MANIFEST))
+    if not isinstance(about, dict):
+        raise ValueError(f"its {MANIFEST} is not ours")
     if about.get("format") != FORMAT or about.get("version") != VERSION:
         raise ValueError(
             f"its format is {about.get('format')} {about.get('version')}, not {FORMAT} {VERSION}"
         )
 
 
-def _members(archive: zipfile.ZipFile, out: Path) -> Iterator[tuple[Path, RunRecord, list[Row]]]:
-    """Each run of the file: where it belongs, its record and its rounds."""
+def _members(archive: zipfile.ZipFile) -> Iterator[tuple[PurePath, RunRecord, list[Row]]]:
+    """Each run of the file: where it belongs, its record and its rounds; its summary is made anew."""
     for name in archive.namelist():
         path = PurePosixPath(name)
         if path.name != "run.json":
             continue
-        record = parse_record(archive.read(name))
-        rows = parse_rounds(archive.read(f"{path.parent}/rounds.jsonl").decode())
-        if not is_complete(record, rows):
-            raise ValueError(f"{path.parent} is not a whole finished run")
-        place = home(out, record, path.parent.name)
-        if not is_home(out, place):
-            raise ValueError(f"{path.parent} is not the folder of a run")
-        yield place, record, rows
+        try:
+            record = parse_record(archive.read(name))
+            rows = parse_rounds(archive.read(f"{path.parent}/rounds.jsonl").decode())
+            place = home(record, path.parent.name)
+            if path.parent != PurePosixPath(place):
+                raise ValueError(f"a run of this configuration belongs to {place}")
+            yield place, dataclasses.replace(record, summary=record.confirmed(rows)), rows
+        except ValueError as error:
+            raise ValueError(f"{path.parent}: {error}") from None
 
 
 def _place(archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
     done = Imported()
-    for place, record, rows in _members(archive, out):
-        folder = RunFolder(place)
+    for place, record, rows in _members(archive):
+        folder = RunFolder(out / place)
         folder.create()
         try:
-            with claimed(place):
-                _put(folder, record, rows, file.name, done)
+            with claimed(folder.path):
+                folder.sweep_parts()
+                if _put(folder, record, rows, file.name, done) and (data := _beliefs(archive, place)):
+                    replace_file(folder.path / BELIEFS, data)
         except Busy:
-            done.kept[place] = "a process is working on it"
+            done.kept[folder.path] = "a process is working on it"
     return done
 
 
-def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done: Imported) -> None:
+def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
+    """What a run's method believed, as a file of which only the size is checked; empty if there is none."""
+    name = f"{place.as_posix()}/{BELIEFS}"
+    return archive.read(name) if name in archive.namelist() else b""
+
+
+def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done: Imported) -> bool:
     """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
     if (folder.path / "run.json").exists() or (folder.path / "checkpoint").exists():
         there = folder.read()
         if there is None or there.status != "done":
             done.kept[folder.path] = "an unfinished or unreadable run is there"
-        elif _same(there, record) and _accuracies(_rounds_of(folder.path)) == _accuracies(rows):
+        elif _same(there, record) and _accuracies(_rounds_of(folder)) == _accuracies(rows):
             done.there += 1
         else:
             done.kept[folder.path] = "a run with other numbers is there"
-        return
+        return False
     folder.rewrite_rounds(rows)
     origin = {"file": file, "time": now(), "provenance": record.provenance}
     if record.imported:
         origin["earlier"] = record.imported
     folder.write(dataclasses.replace(record, imported=origin))
     done.runs.append(folder.path)
+    return True
 
 
 def _same(there: RunRecord, record: RunRecord) -> bool:
@@ -209,3 +227,10 @@ def _same(there: RunRecord, record: RunRecord) -> bool:
 
 def _accuracies(rows: list[Row]) -> list[object]:
     return [row["accuracy"] for row in rows]
+
+
+def _rounds_of(folder: RunFolder) -> list[Row]:
+    try:
+        return folder.read_rounds()
+    except ValueError:
+        return []

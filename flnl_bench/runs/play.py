@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,10 @@ from flnl_bench.recorder.record import RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.scenario import Scenario
 
 RoundCallback = Callable[[Mapping[str, Any]], None]  # called with each finished round
+
+
+class Lost(BadInput):
+    """Files of a run were removed while it was going."""
 
 
 @dataclasses.dataclass
@@ -50,7 +53,7 @@ class Run:
     @property
     def checkpoint(self) -> Checkpoint:
         """What it can go on from."""
-        return Checkpoint(self.folder.path / "checkpoint")
+        return Checkpoint(self.folder.checkpoint)
 
     @property
     def code_changed(self) -> bool:
@@ -60,24 +63,47 @@ class Run:
 
     def finished(self) -> RunRecord | None:
         """The record of the run if it is done already, on the same federation."""
-        record = self.folder.read()
+        folder = self.folder
+        record, anew = folder.read(), "start the run anew with --fresh, or choose another folder with --out"
         if record and record.scenario.fingerprint != self.scenario.fingerprint:
             raise BadInput(
-                f"the data have changed since the run in {self.folder.path}: its scenario is "
-                f"{record.scenario.fingerprint}, now it is {self.scenario.fingerprint}; "
-                "start the run anew with --fresh, or choose another folder with --out"
+                f"the data have changed since the run in {folder.path}: its scenario is "
+                f"{record.scenario.fingerprint}, now it is {self.scenario.fingerprint}; {anew}"
             )
-        return record if record and record.status == "done" else None
+        if record and record.config.hash != self.config.hash:
+            raise BadInput(f"{folder.path / 'run.json'} is of another configuration; {anew}")
+        if record is None or record.status != "done":
+            return None
+        try:
+            record.confirmed(folder.read_rounds())
+        except ValueError as error:
+            raise BadInput(f"the finished run in {folder.path} is not whole: {error}; {anew}") from None
+        return record
 
     def play(self, *, fresh: bool = False, progress: RoundCallback = lambda row: None) -> RunRecord:
         """Run or resume to the end and return the record; a finished run is only read."""
         check_views(self.method.name, self.method.views())
         folder = self.folder
+        if not fresh and (record := self.finished()):
+            self._tidy(folder)
+            return record
         folder.create()
         with claimed(folder.path) as claim:
+            folder.sweep_parts()
             if fresh:
                 folder.clear()
-            return self.finished() or self._play(folder, claim, progress)
+            try:
+                return self.finished() or self._play(folder, claim, progress)
+            except SystemExit as stop:  # of a hook: it must not pass for the end of the program
+                raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
+
+    def _tidy(self, folder: RunFolder) -> None:
+        """Remove what a kill after the last round has left; a disk that can only be read keeps it."""
+        with contextlib.suppress(OSError, BadInput):
+            folder.check()
+            if folder.leftovers():
+                with claimed(folder.path):
+                    folder.sweep()
 
     def _play(self, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         engine = Engine(
@@ -105,7 +131,7 @@ class Run:
             while engine.round < engine.rounds:
                 row = self._row(engine, probe)
                 claim.check()
-                folder.append_round(row)
+                _append(folder, row)
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
                 telling = True
@@ -113,10 +139,12 @@ class Run:
                 telling = False
             claim.check()
             save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
+            _check_rounds(folder, rounds)
         except Busy:
             raise  # the files are another's now
-        except (KeyboardInterrupt, Exception) as error:
-            stopped = telling or isinstance(error, KeyboardInterrupt)  # whoever watches is not the method
+        except (KeyboardInterrupt, SystemExit, Exception) as error:
+            # Whoever watches, or removes files, is not the method.
+            stopped = telling or isinstance(error, KeyboardInterrupt | Lost)
             record = dataclasses.replace(
                 record,
                 status="interrupted" if stopped else "failed",
@@ -131,7 +159,7 @@ class Run:
         record = dataclasses.replace(record, status="done", ended=now(), summary=summarise(rounds))
         claim.check()
         folder.write(record)
-        shutil.rmtree(checkpoint.folder)
+        folder.sweep()
         return folder.read() or record
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
@@ -168,3 +196,23 @@ class Run:
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
         return gather_beliefs(self.method, engine.server, engine.federation.states, self.scenario.sizes)
+
+
+def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:
+    try:
+        folder.append_round(row)
+    except FileNotFoundError:
+        raise _lost(folder) from None
+
+
+def _check_rounds(folder: RunFolder, rounds: Sequence[Mapping[str, Any]]) -> None:
+    """A run does not end as done if rounds.jsonl lost some of its rounds on the way."""
+    if len(folder.read_rounds()) != len(rounds):
+        raise _lost(folder)
+
+
+def _lost(folder: RunFolder) -> Lost:
+    return Lost(
+        f"{folder.rounds_file} was removed or changed while the run was going; the same command goes on from "
+        "the checkpoint, which has all rounds"
+    )

@@ -197,6 +197,7 @@ def generate(
     require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
     if samples is not None and samples >= most:
         samples = None
+    parse_partition(partition).check(samples or most, clients)
     return draw_scenario(
         dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples
     )

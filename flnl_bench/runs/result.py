@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The arrays of beliefs.npz: one value a sample, and one value a client; not every run has all of them.
-BELIEFS = ("client", "row", "given"), ("true", "clean", "clean_probability", "labels", "pseudo_labels")
+BELIEFS = (
+    ("client", "row", "given"),
+    ("true", "clean", "clean_probability", "losses", "labels", "pseudo_labels"),
+)
 CLIENTS = (
     ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
     ("realised_ratio", "realised_open"),
@@ -76,7 +79,7 @@ class RunResult:
     def _frame(self, required: tuple[str, ...], optional: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.DataFrame(read_npz(self.folder / "beliefs.npz", required, optional))
+        return pd.DataFrame(read_npz(self.folder / "beliefs.npz", required, optional, follow=False))
 
     def __repr__(self) -> str:
         c = self.config

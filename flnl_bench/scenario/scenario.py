@@ -21,6 +21,8 @@ from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.streams import stream
 from flnl_bench.tables import call
 
+MOST_COUNTS = 10_000_000  # of transitions that are written down: 80 MB; 100 clients of 316 classes
+
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
@@ -84,15 +86,17 @@ class Scenario:
         return float(self.realised @ self.sizes / sum(self.sizes))
 
     @property
-    def transitions(self) -> np.ndarray:
-        """How often class i became class j at each client, int64 [K, C, C].
+    def transitions(self) -> np.ndarray | None:
+        """How often class i became class j at each client, int64 [K, C, C]; None if that is too large.
 
         Where there is open-set noise it is [K, C + 1, C]: the last row counts the labels of open-set images.
         """
-        rows_of = self.classes + (self.replaced is not None)
+        height = self.classes + (self.replaced is not None)
+        if len(self.clients) * height * self.classes > MOST_COUNTS:
+            return None
         pairs = np.where(self.is_open, self.classes, self.true) * self.classes + self.given
-        counts = [np.bincount(pairs[rows], minlength=rows_of * self.classes) for rows in self.clients]
-        return np.stack(counts).reshape(-1, rows_of, self.classes)
+        counts = [np.bincount(pairs[rows], minlength=height * self.classes) for rows in self.clients]
+        return np.stack(counts).reshape(-1, height, self.classes)
 
     @cached_property
     def fingerprint(self) -> str:

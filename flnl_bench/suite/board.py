@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.recorder.claim import owner
+from flnl_bench.recorder.claim import owner, waits_for
 from flnl_bench.registry import default_registry
 from flnl_bench.suite.file import Suite
 from flnl_bench.suite.grid import Item, fedavg_samples
@@ -65,7 +65,9 @@ class Board:
             elif retry_failed and state.status == "failed":
                 states[item] = RunStatus("waiting", state.rounds)
         done = sum(state.status == "done" for state in states.values())
-        return cls(states, jobs, done, fresh, () if fresh else other_code(states))
+        held = [waits_for(item.folder.path) for item, state in states.items() if state.status == "running"]
+        warnings = [*filter(None, held), *(() if fresh else other_code(states))]
+        return cls(states, jobs, done, fresh, warnings)
 
     def having(self, *statuses: str) -> list[Item]:
         """The runs in these states, in the order of the suite."""

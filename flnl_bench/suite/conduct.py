@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.recorder.claim import Busy, claimed, owner
@@ -14,6 +14,9 @@ from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.runs.resolve import Request, prepare
 from flnl_bench.suite.board import Board, RunStatus, look
 from flnl_bench.suite.grid import Item
+
+if TYPE_CHECKING:
+    from flnl_bench.runs.play import Run
 
 CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
 
@@ -48,14 +51,28 @@ def work(job: Job) -> Outcome:
         run = prepare(job.request)
         if run.folder.path != job.folder:
             return Outcome("failed", CHANGED)
-        run.play()
+        _play(run, anew=job.retry_failed)
     except Busy:
         return Outcome("busy")
     except KeyboardInterrupt:
         return Outcome("lost", "stopped by a signal")
+    except BadInput as error:
+        return Outcome("failed", str(error))  # whole: it says what to do
     except Exception as error:
         return Outcome("failed", one_line(error))
     return Outcome("done")
+
+
+def _play(run: Run, anew: bool) -> None:
+    """Go on with a run; if its checkpoint is broken, start it anew where that is asked for."""
+    from flnl_bench.engine.checkpoint import CorruptCheckpoint
+
+    try:
+        run.play()
+    except CorruptCheckpoint:
+        if not anew:
+            raise
+        run.play(fresh=True)
 
 
 LOSSES = 3  # a run whose worker was lost so often, without a new round in between, counts as failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from flnl_bench.config import TRAINING, as_set, training_changes
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.files import read_toml
 
 AXES = {
     "presets": ["quick"],
@@ -52,15 +53,12 @@ class Suite:
 def read_suite(path: Path) -> Suite:
     """Read and check a suite file; every complaint names it."""
     try:
-        return make_suite(tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
+        return make_suite(read_toml(path), path.stem)
     except FileNotFoundError:
         raise BadInput(f"there is no suite file {path}") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path} is a folder, not a suite file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML: {error}") from None
     except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+        told = str(error)
+        raise BadInput(told if told.startswith(str(path)) else f"{path}: {told}") from None
 
 
 def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
@@ -99,8 +97,8 @@ def _axis(values: Any, key: str) -> tuple[Any, ...]:
     _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
     good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)
     _require(good, key, f"a list of {what}")
-    for value in values:
-        _require(values.count(value) == 1, key, f"a list without repetition, but {value!r} is there twice")
+    for value, times in Counter(values).items():
+        _require(times == 1, key, f"a list without repetition, but {value!r} is there twice")
     return tuple(values)
 
 

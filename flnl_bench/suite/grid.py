@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
 from flnl_bench.runs.resolve import Request, changed_values, configure
 from flnl_bench.suite.file import Suite, Variation
+
+MOST = 100_000  # runs of a suite
 
 
 def fedavg_samples(config: RunConfig) -> int | None:
@@ -67,10 +70,11 @@ def make_grid(
     """
     registry = registry or default_registry()
     methods = list(_methods(suite, registry))
+    axes = (suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings)
+    if (count := math.prod(map(len, (methods, *axes)))) > MOST:
+        raise BadInput(f"the suite has {count} runs, and may have {MOST}; make several suites of it")
     items: dict[Path, Item] = {}
-    for preset, dataset, seed, partition, setting in itertools.product(
-        suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings
-    ):
+    for preset, dataset, seed, partition, setting in itertools.product(*axes):
         for method, ablation, changes in methods:
             request = Request(
                 method=method,

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.files import make_writable
 from flnl_bench.runs.resolve import federate
 from flnl_bench.suite.board import Board, run_object
 from flnl_bench.suite.conduct import Launcher, conduct
+from flnl_bench.suite.estimate import Estimate, estimate
 from flnl_bench.suite.file import Suite, make_suite, read_suite
 from flnl_bench.suite.grid import Item, make_grid
 
@@ -34,6 +36,7 @@ class SuiteResult:
     board: Board
     out: Path
     seconds: float
+    left: Estimate | None = None  # of a dry run: how long the rest will take
 
     @property
     def counts(self) -> dict[str, int]:
@@ -113,6 +116,7 @@ def run_suite(
     for text in () if progress else board.warnings:
         warnings.warn(text, stacklevel=2)
     if not dry_run and board.having("waiting", "running"):
+        make_writable(out)
         if executor == "local":
             _check_data(board, loading)
         sbatch = {key: str(value) for key, value in (slurm or {}).items()}
@@ -120,7 +124,15 @@ def run_suite(
         conduct(board, launcher, progress or (lambda board: None))
     elif progress and not dry_run:
         progress(board)
-    return SuiteResult(found, board, out, time.monotonic() - start)
+    left = _estimate(board, out, jobs, runs_per_gpu) if dry_run and executor == "local" else None
+    return SuiteResult(found, board, out, time.monotonic() - start, left)
+
+
+def _estimate(board: Board, out: Path, jobs: int | None, runs_per_gpu: int) -> Estimate | None:
+    from flnl_bench.suite.local import slots
+
+    first, *_ = board.states
+    return estimate(board, out, slots(jobs, first.config.device, runs_per_gpu)[0])
 
 
 def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:

@@ -47,6 +47,7 @@ from flnl_bench import (
 from flnl_bench.numerics import (
     bounded_cross_entropy,
     clients_in_turn,
+    count_work,
     is_finite,
     loss_mixture,
     mixed,
@@ -278,6 +279,7 @@ class FedCorr(Method):
             noisy_client=client_id in noisy,
             labels=state["labels"],
             numbers=numbers,
+            losses=state["losses"],
         )
 
 
@@ -356,6 +358,7 @@ def local_dimensions(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> T
     """
     points = rows.float().double().cpu()
     k = min(neighbours, len(points) - 1)
+    count_work(searches=1)
     return torch.cat([_dimensions(part, points, k, eps) for part in points.split(ROWS_AT_ONCE)])
 
 

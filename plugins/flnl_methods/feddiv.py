@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
 from flnl_bench.numerics import (
     bounded_cross_entropy,
+    count_work,
     min_max_scaled,
     mixed,
     mixup_cross_entropy,
@@ -172,6 +173,7 @@ class FedDiv(Method):
                 "clean": clean,
                 "kept": labels == client.y,  # not so where persist_relabels has replaced a label
                 "clean_probability": torch.from_numpy(posterior).float(),
+                "losses": losses if x is None else torch.from_numpy(x).float(),  # as the filter sees them
                 "noise_ratio": ratio,
                 "pseudo": torch.where(relabelled, guess, -1),
             },
@@ -245,6 +247,7 @@ class FedDiv(Method):
             labels=state["targets"],
             pseudo_labels=judged["pseudo"],
             numbers={**numbers, "treated_as_clean": float(trusted)},
+            losses=judged["losses"],
         )
 
 
@@ -281,6 +284,7 @@ def maximise(x: np.ndarray, r: np.ndarray, mixture: Filter) -> Filter:
 
 def fit_filter(x: np.ndarray, mixture: Filter, steps: int) -> Filter:
     """W_k: some EM steps from W, never from scratch, so that the components keep their order."""
+    count_work(mixtures=1)
     for _ in range(steps):
         mixture = maximise(x, responsibilities(x, mixture), mixture)
     return ordered(mixture)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,16 @@ from flnl_bench import (
     Weights,
     bounded,
 )
-from flnl_bench.numerics import Covariance, average, class_counts, is_finite, two_gaussians
+from flnl_bench.noisy_clients import (
+    Distance,
+    class_losses,
+    class_profiles,
+    detected,
+    distance_aware_average,
+    rounds_before_detection,
+    vote,
+)
+from flnl_bench.numerics import Covariance, class_counts, log_prior
 
 
 class FedNoRo(Method):
@@ -57,20 +66,20 @@ class FedNoRo(Method):
     fits: int = 9  # mixtures that vote, with the seeds 0, 1, …
     gmm_cov: Covariance = "full"
     min_count: int = 1  # n_kc from which a class loss may set the range of its column; 3 is more robust
-    dist: Literal["tensorsum", "global"] = "tensorsum"
+    dist: Distance = "tensorsum"
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code detects on augmented images
 
     def __post_init__(self) -> None:
         bounded(self, "warmup_share", "lambda_max", high=1)
         bounded(self, "ramp_sharpness", "tau")
-        bounded(self, "fits", "min_count", low=1)
+        bounded(self, "fits", low=1, high=1000)
+        bounded(self, "min_count", low=1)
         bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
         """T1; at most half of the rounds."""
-        share = round(self.warmup_share * terms.rounds)
-        return min(max(share, 5, terms.rounds_for_all), terms.rounds // 2)
+        return rounds_before_detection(self.warmup_share, terms)
 
     def ramp_end(self, terms: Terms) -> int:
         """e, the round from which λ_t is a: the last of the first half, if the warm-up leaves it time."""
@@ -102,14 +111,8 @@ class FedNoRo(Method):
         if self.min_count > 1:
             trusted = np.stack([answers[k]["counts"].numpy() for k in clients]) >= self.min_count
         split = vote(class_profiles(losses, trusted), self.fits, self.gmm_cov)
-        failed = len(split.noisy) in (0, len(clients))
-        server.state["noisy"] = [] if failed else sorted(split.noisy)
-        return {
-            "noisy_clients": float(len(server.state["noisy"])),
-            "split_failed": float(failed),
-            "votes": float(split.votes),
-            "different_splits": float(split.different),
-        }
+        server.state["noisy"], numbers = detected(split, len(clients))
+        return numbers
 
     def inbox(self, server: Server, client_id: int) -> Mapping[str, Any]:
         """Stage 2: whether the client is noisy, and λ_t."""
@@ -120,18 +123,8 @@ class FedNoRo(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """DaAgg among the clients of the round; FedAvg where there are not both kinds of clients."""
-        sound = [u for u in updates if is_finite(u.weights)]
-        if not sound:
-            return server.weights
-        called = set(server.state["noisy"] or [])
-        clean = [u.weights for u in sound if u.client not in called]
-        if not clean or len(clean) == len(sound):
-            return super().aggregate(server, sound)
-        distances = [
-            min(model_distance(u.weights, other, self.dist) for other in clean) if u.client in called else 0.0
-            for u in sound
-        ]
-        return average([u.weights for u in sound], distance_aware_shares([u.size for u in sound], distances))
+        mean = distance_aware_average(updates, set(server.state["noisy"] or []), self.dist)
+        return server.weights if mean is None else mean
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
@@ -155,14 +148,8 @@ class FedNoRo(Method):
 
     def class_losses(self, client: Client) -> Mapping[str, Any]:
         """A[k, ·]: mean plain cross-entropy of the global model for each given label, NaN if absent."""
-        losses = client.map(
-            lambda batch: F.cross_entropy(client.received(batch.x), batch.y, reduction="none"),
-            views=(self.eval_aug,),
-        )
-        losses = torch.where(losses.isnan(), math.inf, losses)  # NaN stands for an absent class
         counts = client.state["counts"]
-        members = F.one_hot(client.y, client.terms.classes).to(losses.dtype)  # [n, C]
-        answer = {"losses": (losses @ members) / counts}
+        answer = {"losses": class_losses(client, counts, self.eval_aug)}
         return {**answer, "counts": counts.int()} if self.min_count > 1 else answer
 
     # -- for the recorder alone --------------------------------------------------------------------
@@ -173,13 +160,6 @@ class FedNoRo(Method):
 
 
 # -- training ------------------------------------------------------------------------------------------
-def log_prior(counts: Tensor, tau: float = 1.0) -> Tensor:
-    """τ·ln(n_kc / n_k) for each class; −∞ for absent ones, which then get no gradient."""
-    present = counts > 0
-    prior = counts.clamp_min(1) / counts.sum()
-    return torch.where(present, tau * prior.log(), -math.inf)
-
-
 def distilled(logits: Tensor, y: Tensor, adjustment: Tensor, guide: Tensor, weight: float) -> Tensor:
     """λ·KL(guide ‖ student) + (1 − λ)·LA per example.
 
@@ -197,65 +177,3 @@ def ramp(t: int, begin: int, end: int, sharpness: float = 5.0) -> float:
         return 1.0
     phase = 1.0 - (min(max(t, begin), end) - begin) / (end - begin)
     return math.exp(-sharpness * phase**2)
-
-
-# -- detection -----------------------------------------------------------------------------------------
-class Split(NamedTuple):
-    """The set of noisy clients that a vote of mixtures found, and how sure it was."""
-
-    noisy: frozenset[int]
-    votes: int  # mixtures that found this very set
-    different: int  # sets that were found
-
-
-def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.ndarray:
-    """Class losses [K, C] scaled column by column to 0…1 over the clients.
-
-    A class that a client lacks looks like the cleanest of its column, 0; a class that all lack is left
-    out; a constant column becomes 0. Where a column has trusted entries, they alone set its range.
-    """
-    held = ~np.isnan(losses).all(0)
-    losses = losses[:, held].astype(np.float64)
-    present = ~np.isnan(losses)
-    setting = present if trusted is None else present & trusted[:, held]
-    setting = np.where(setting.any(0), setting, present)
-    low = np.where(setting, losses, np.inf).min(0)
-    span = np.where(setting, losses, -np.inf).max(0) - low
-    with np.errstate(invalid="ignore"):  # an infinite loss gives NaN, which the vote refuses
-        scaled = (losses - low) / np.where(span > 0, span, 1.0)
-    return np.where(present & (span > 0), scaled, 0.0).clip(0.0, 1.0)
-
-
-def vote(profiles: np.ndarray, fits: int = 9, covariance: Covariance = "full") -> Split:
-    """Fit mixtures with several seeds; the set found most often wins. Empty where none can be fitted."""
-    if len(profiles) < 2 or profiles.shape[1] == 0 or not np.isfinite(profiles).all():
-        return Split(frozenset(), 0, 0)
-    found = [noisy_group(profiles, seed, covariance) for seed in range(fits)]
-    winner = most_frequent(found)
-    return Split(winner, found.count(winner), len(set(found)))
-
-
-def noisy_group(profiles: np.ndarray, seed: int, covariance: Covariance) -> frozenset[int]:
-    """The clients of the component whose mean losses are larger in sum."""
-    fit = two_gaussians(profiles, covariance=covariance, seed=seed)
-    component = fit.predict(profiles)
-    return frozenset(int(k) for k in np.flatnonzero(component == fit.means_.sum(1).argmax()))
-
-
-def most_frequent(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The set that occurs most often; of several, the first."""
-    return max(sets, key=sets.count)
-
-
-# -- aggregation ---------------------------------------------------------------------------------------
-def model_distance(a: Weights, b: Weights, kind: Literal["tensorsum", "global"] = "tensorsum") -> float:
-    """The sum of the L2 norms of all tensors' differences, or the norm of all together."""
-    norms = torch.stack([(a[name] - b[name]).norm() for name in a if a[name].is_floating_point()])
-    return (norms.sum() if kind == "tensorsum" else norms.norm()).item()
-
-
-def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> list[float]:
-    """n_k·exp(−D_k / max D), scaled to sum to one: the farthest model counts 1/e of its size, however far."""
-    farthest = max(distances) or 1.0
-    shares = [n * math.exp(-d / farthest) for n, d in zip(sizes, distances, strict=True)]
-    return [share / sum(shares) for share in shares]

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Step, Terms, bounded
 from flnl_bench.numerics import (
+    clean_posterior,
     linear_ramp,
-    loss_mixture,
-    min_max_scaled,
     mixed,
+    sharpen,
     soft_cross_entropy,
     uniform_penalty,
 )
@@ -128,6 +128,7 @@ class FLDivideMix(Method):
             return tuple(F.cross_entropy(net(batch.x), batch.y, reduction="none") for net in networks)
 
         losses = client.map(look, views=("weak" if self.gmm_loss_aug else "plain",))
+        client.state["losses"] = torch.stack(losses).mean(0)  # for the recorder alone
         return {
             own: clean_posterior(loss.cpu().numpy()) if client.size >= FEWEST else None
             for (own, _), loss in zip(PAIRS, losses, strict=True)
@@ -198,16 +199,8 @@ class FLDivideMix(Method):
             clean_probability=w,
             noise_ratio=float(1 - clean.mean()),
             numbers=state["numbers"],
+            losses=state.get("losses"),
         )
-
-
-def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
-    """w: posterior of the low-loss component over normalised losses; None where they are all equal."""
-    scaled = min_max_scaled(losses)
-    if scaled is None:
-        return None
-    fit = loss_mixture(scaled, max_iter=100, tol=1e-2, reg_covar=5e-4)
-    return None if fit is None else fit.clean_probability
 
 
 def agreed(verdicts: Mapping[str, np.ndarray | None]) -> np.ndarray | None:
@@ -239,12 +232,6 @@ def mean_prediction(net: nn.Module, views: Sequence[Tensor]) -> Tensor:
 def refine(given: Tensor, predicted: Tensor, w: Tensor) -> Tensor:
     """w · given + (1 − w) · predicted, row by row."""
     return w.unsqueeze(1) * given + (1 - w).unsqueeze(1) * predicted
-
-
-def sharpen(p: Tensor, temperature: float) -> Tensor:
-    """p_c^(1/T) / Σ p_c'^(1/T)."""
-    power = p ** (1 / temperature)
-    return power / power.sum(1, keepdim=True)
 
 
 def semi_supervised_losses(logits: Tensor, target: Tensor, labelled: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from flnl_bench import Method, hookimpl
+from flnl_more.fedelc import FedELC
+from flnl_more.fedlsr import FedLSR
+from flnl_more.fedrn import FedRN
+from flnl_more.jointopt import JointOpt
+from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
+from flnl_more.robust_losses import ELR, GCE, SCE
+from flnl_more.rofl import RoFL
+from flnl_more.selfie import Selfie
 
 
 @hookimpl
 def flnl_register_methods() -> list[type[Method]]:
     """The methods of this package."""
-    return []
+    return [
+        *(SCE, GCE, ELR),
+        *(Median, TrimmedMean, Krum, RFA),
+        *(FedRN, FedLSR, RoFL, FedELC),
+        *(JointOpt, Selfie),
+    ]

@@ -1,1 +1,0 @@
-"""Scripts that turn recorded runs into the tables and curves of docs/."""

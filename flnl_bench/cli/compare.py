@@ -1,0 +1,133 @@
+"""`flnl-bench compare`: two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import amount, note, percent, print_json, stdout, table
+from flnl_bench.cli.options import FILES, option
+from flnl_bench.cli.outcome import as_object, title_of
+from flnl_bench.cli.show import BLOCKS, find_run, read, squeeze
+from flnl_bench.config import written
+from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.recorder.record import METRICS, Row
+from flnl_bench.runs.compare import Side, differences, paired, read_side, results
+
+SET = "set "  # begins the names of hyper-parameters
+WIDEST = 72  # characters of a curve
+RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
+
+
+def compare(
+    first: Annotated[str, RunName],
+    second: Annotated[str, RunName],
+    output: Annotated[
+        Path | None, option(FILES, "FILE", "Draw both curves: .png, .svg or .pdf.", "--output", "-o")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
+    a, b = (read_side(find_run(name)) for name in (first, second))
+    curves = [read(RunFolder(side.path))[1] for side in (a, b)]
+    if output:
+        _draw((a, b), output)
+    if as_json:
+        print_json(_as_object(a, b, curves))
+    else:
+        _print(a, b, curves)
+
+
+def _as_object(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    return {
+        "a": as_object(a.record, a.path),
+        "b": as_object(b.record, b.path),
+        "differences": {name: {"a": one, "b": other} for name, (one, other) in differences(a, b).items()},
+        "results": results(a, b),
+        "paired": {metric: paired(a, b, metric) for metric in METRICS},
+        "curves": {name: [row["accuracy"] for row in rows] for name, rows in zip("ab", curves, strict=True)},
+    }
+
+
+def _print(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> None:
+    console = stdout()
+    for letter, side in (("A", a), ("B", b)):
+        console.print(f"{letter}  {title_of(side.record.config)}", style="bold")
+        console.print(f"   {side.path}", style="dim")
+    changed = table("", "A", "B")
+    for name, (one, other) in _folded(differences(a, b)).items():
+        changed.add_row(name, _word(one), _word(other))
+    heading = "differences of the configuration" if changed.row_count else "the configuration is the same"
+    console.print(f"\n{heading}", style="bold")
+    if changed.row_count:
+        console.print(changed)
+    _print_results(a, b)
+    _print_curves(curves)
+
+
+def _folded(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The hyper-parameters that only one of two methods has, in one line."""
+    own = {name: pair for name, pair in found.items() if name.startswith(SET) and None in pair}
+    sides = [{n.removeprefix(SET): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)]
+    rest = {name: pair for name, pair in found.items() if name not in own}
+    return {**rest, "own values": (written(sides[0]), written(sides[1]))} if own else rest
+
+
+def _word(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _print_results(a: Side, b: Side) -> None:
+    console = stdout()
+    shown = table("", "A", "B", "B − A", right=("A", "B", "B − A"))
+    for name, pair in results(a, b).items():
+        accuracy = name in (*METRICS, "final")
+        words = [
+            _word(None) if value is None else percent(value) if accuracy else amount(value)
+            for value in pair.values()
+        ]
+        words[2] = f"+{words[2]}" if (pair["difference"] or 0) > 0 else words[2]
+        shown.add_row(name.replace("_", " "), *words)
+    console.print("\nresults", style="bold")
+    console.print(shown)
+    over = paired(a, b)
+    if not over["seeds"]:
+        console.print("\nno seed was run with both configurations, so nothing is paired")
+        return
+    seeds = table("seed", "A", "B", "B − A", right=("A", "B", "B − A"))
+    for seed, pair in over["seeds"].items():
+        seeds.add_row(str(seed), *(percent(value) for value in pair.values()))
+    if len(over["seeds"]) > 1 and over["mean"] is not None:
+        spread = f" ± {over['std']:.2f}" if over["std"] is not None else ""
+        seeds.add_row("mean", "", "", f"{over['mean']:+.2f}{spread} %")
+    console.print("\nlast-10, seed by seed", style="bold")
+    console.print(seeds)
+
+
+def _print_curves(curves: Sequence[Sequence[Row]]) -> None:
+    console = stdout()
+    series = [[row["accuracy"] or 0.0 for row in rows] for rows in curves]
+    top = max(max(values) for values in series) or 1.0
+    console.print(f"\ntest accuracy by round, from 0 to {top:.1f} %", style="dim")
+    for letter, values in zip("AB", series, strict=True):
+        line = sparkline(squeeze(values, min(WIDEST, console.width - 12)), top)
+        console.print(f"{letter}  {line} {values[-1]:.1f} %", no_wrap=True, overflow="crop")
+
+
+def sparkline(values: Sequence[float], top: float) -> str:
+    """One character a value: from nothing at 0 to a full block at `top`."""
+    return "".join(BLOCKS[round(8 * value / top)] for value in values)
+
+
+def _draw(sides: Sequence[Side], output: Path) -> None:
+    from flnl_bench import plots
+    from flnl_bench.leaderboards.runs import finished_run
+
+    plots.check_file(output)
+    a, b = (finished_run(side.record, side.path) for side in sides)
+    plots.save(plots.pair(a, b), output)
+    note(f"wrote {output}")

@@ -1,0 +1,1 @@
+"""Experiments that look into training itself instead of comparing methods."""

@@ -1,0 +1,18 @@
+"""Pictures of runs, as functions that return a matplotlib figure; `flnl-bench plot` calls them."""
+
+from flnl_bench.plots.judgements import fscore, noise, sieve
+from flnl_bench.plots.observed import observed_memorization
+from flnl_bench.plots.rounds import curves, memorization, pair
+from flnl_bench.plots.scenarios import partition, transitions
+from flnl_bench.plots.style import Figure, check_file, look_of, save
+from flnl_bench.plots.summaries import ablation, cost, grid
+
+KINDS = {
+    draw.__name__: draw
+    for draw in (
+        *(partition, transitions, curves, memorization, sieve),
+        *(noise, fscore, cost, ablation, grid),
+    )
+}
+
+__all__ = ["KINDS", "Figure", "check_file", "look_of", "observed_memorization", "pair", "save", *KINDS]

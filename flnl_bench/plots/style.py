@@ -1,0 +1,198 @@
+"""One look for all pictures: a colour and a marker for each method, panels, legends, files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import textwrap
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec
+
+from flnl_bench.errors import BadInput, unknown
+from flnl_bench.files import replace_file
+
+try:
+    import matplotlib
+    from matplotlib.figure import Figure as BareFigure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+except ImportError:
+    raise BadInput("plots need matplotlib: pip install 'flnl-bench[plot]'") from None
+
+P = ParamSpec("P")
+
+# Okabe and Ito's colours, their yellow darkened for white paper, with a grey and Tol's wine. Colours are
+# told apart in black and white, and by everybody, only together with the markers.
+COLOURS = (
+    *("#000000", "#8c8c8c", "#e69f00", "#56b4e9", "#009e73"),
+    *("#cc79a7", "#0072b2", "#882255", "#a39300", "#d55e00"),
+)
+CLEAN, WRONG, NEUTRAL = "#0072b2", "#d55e00", "#8c8c8c"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
+DASHES = ("-", "--", "-.", ":")
+
+# The place in this list is the look: new names go to its end, none is moved.
+KNOWN = (
+    *("fedavg", "fedavg/strong", "fedprox", "fl-coteaching", "fl-dividemix"),
+    *("fedcorr", "fednoro", "feddiv", "fedfixer", "fedgr"),
+    *("sce", "gce", "elr", "median", "trimmed-mean", "krum", "rfa", "fedrn", "fedlsr", "rofl", "fedelc"),
+    *("jointopt", "selfie"),
+    *("fedgr/no-sieve", "fedgr/no-refine", "fedgr/no-repreg", "fedgr/no-ema", "fedgr/no-weak"),
+    *("fedgr/no-strong", "fedgr/online-ema", "fedgr/replacement", "feddiv/release-filter"),
+    *("feddiv/persistent", "fedgr/released", "gce/truncated", "krum/multi", "fedlsr/plus"),
+)
+
+RC = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "flnl-bench",  # the same file for the same runs
+}
+ENDINGS = (".png", ".svg", ".pdf")
+LONGEST = 44  # characters of a name
+MOST_PANELS = 24
+
+
+class Look(NamedTuple):
+    """How a method is drawn."""
+
+    colour: str
+    marker: str
+    dash: str
+
+
+def look_of(name: str) -> Look:
+    """The look of a method, variant or row of a table: the same in every picture, whatever else is there.
+
+    A name that is not known has the look of its digest, so two of them may look alike. Another version of a
+    method, as in "fedgr v2", only has other dashes.
+    """
+    version = re.search(r" v(\d+)$", name)
+    name = name[: version.start()] if version else name
+    digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
+    place = KNOWN.index(name) if name in KNOWN else digest % (len(COLOURS) * len(MARKERS) * len(DASHES))
+    lap = place // len(COLOURS)
+    later = int(version[1]) - 1 if version else 0
+    return Look(
+        COLOURS[place % len(COLOURS)],
+        MARKERS[(place + lap) % len(MARKERS)],
+        DASHES[(lap + later) % len(DASHES)],
+    )
+
+
+def plain(name: object, longest: int = LONGEST) -> str:
+    """A name as it is, and nothing else: no formula, no line break, nothing that a legend leaves out."""
+    text = "".join("\ufffd" if unicodedata.category(c)[0] == "C" else c for c in str(name))
+    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+# -- figures -----------------------------------------------------------------------------------------
+class Figure(BareFigure):
+    """A figure that a notebook shows, with or without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return as_bytes(self, "png")
+
+
+def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw with our settings and not with those of the user's matplotlibrc."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(RC)
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def canvas(
+    panels: int, *, columns: int = 3, size: tuple[float, float] = (3.1, 2.5), **share: Any
+) -> tuple[Figure, list[Any]]:
+    """A figure with so many panels and no empty ones."""
+    if panels > MOST_PANELS:
+        raise BadInput(
+            f"this would be {panels} panels, at most {MOST_PANELS} can be read; choose some by method, "
+            "dataset, partition, setting or seed"
+        )
+    columns = min(columns, panels)
+    rows = math.ceil(panels / columns)
+    figure = Figure(
+        figsize=(max(4.4, columns * size[0]), rows * size[1]), layout=ConstrainedLayoutEngine(w_pad=0.08)
+    )
+    axes = list(figure.subplots(rows, columns, squeeze=False, **share).flat)
+    for spare in axes[panels:]:
+        spare.remove()
+    for axis in axes[max(0, panels - columns) : panels]:
+        axis.tick_params(labelbottom=True)  # where the panel below was removed
+    return figure, axes[:panels]
+
+
+def head(figure: Figure, text: str) -> None:
+    """What all panels have in common, above them."""
+    lines = textwrap.wrap(plain(text, 400), int(14 * figure.get_figwidth()))
+    figure.suptitle("\n".join(lines), fontsize=9)
+    _grow(figure, len(lines))
+
+
+def legend(figure: Figure, entries: Mapping[str, Any], spacing: float = 0.5) -> None:
+    """All entries below the panels, in as many columns as fit."""
+    names = [plain(name) for name in entries]
+    room = 13 * figure.get_figwidth()  # characters of a line
+    columns = max(1, min(len(names), int(room / (6 + max(map(len, names))))))
+    handles = list(entries.values())
+    place = {"loc": "outside lower center", "ncols": columns, "labelspacing": spacing}
+    figure.legend(handles, names, fontsize=8, **place)
+    _grow(figure, math.ceil(len(names) / columns) * (0.6 + spacing))
+
+
+def _grow(figure: Figure, lines: float) -> None:
+    """Room for lines of text, so that the panels keep their size."""
+    figure.set_figheight(figure.get_figheight() + 0.18 * lines)
+
+
+def as_bytes(figure: Figure, kind: str) -> bytes:
+    """The picture as a file of this kind; the same bytes for the same runs."""
+    buffer = io.BytesIO()
+    stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        figure.savefig(buffer, format=kind, metadata=stamp)
+    return buffer.getvalue()
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is drawn."""
+    if path.suffix.lower() not in ENDINGS:
+        raise unknown("ending", path.suffix, ENDINGS, f"the file name {path.name!r}")
+    if not path.parent.is_dir():
+        raise BadInput(f"there is no folder {path.parent} to write {path.name} into")
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write PNG, SVG or PDF, by the ending of the file's name."""
+    path = Path(path)
+    check_file(path)
+    replace_file(path, as_bytes(figure, path.suffix[1:].lower()))
+    return path
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names for an error, the first ones of many."""
+    shown = ", ".join(map(str, names[:8]))
+    return f"{shown}, …" if len(names) > 8 else shown

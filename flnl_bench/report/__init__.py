@@ -1,0 +1,1 @@
+"""A static site of a results folder: `gather` reads, `site` writes pages from templates."""

@@ -1,0 +1,234 @@
+// The leaderboard: filters choose runs, everything else follows from the runs that are left.
+"use strict";
+
+(function () {
+  const { el, number, mean, deviation } = flnl;
+  const board = JSON.parse(document.getElementById("board").textContent);
+  const metrics = Object.fromEntries(board.metrics.map((metric, i) => [metric.name, { ...metric, column: 3 + i }]));
+  const unique = (values) => [...new Set(values)];
+  const allRuns = board.tables.flatMap((table) => table.rows.flatMap((row) => row.runs));
+  const choices = {
+    dataset: unique(board.tables.map((table) => table.dataset)),
+    partition: unique(board.tables.map((table) => table.partition)),
+    preset: unique(board.tables.map((table) => table.preset)),
+    setting: unique(board.tables.flatMap((table) => table.settings)),
+    method: Object.keys(board.labels),
+    seed: unique(allRuns.map((run) => String(run[1]))).sort((a, b) => a - b),
+  };
+  const words = { dataset: "Data sets", partition: "Partitions", preset: "Presets", setting: "Settings", method: "Methods", seed: "Seeds" };
+  const usable = board.metrics.filter((metric) => allRuns.some((run) => run[metrics[metric.name].column] !== null));
+  const hasPaper = board.tables.some((table) => table.rows.some((row) => Object.values(row.paper).some((cells) => Object.keys(cells).length)));
+  const state = { metric: "last10", paper: false, hidden: {}, sort: {} };
+  for (const what of Object.keys(choices)) state.hidden[what] = new Set();
+
+  // -- the address keeps what was chosen, so that a view can be sent as a link -----------------------
+  const read = () => {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    if (usable.some((metric) => metric.name === asked.get("metric"))) state.metric = asked.get("metric");
+    state.paper = asked.get("paper") === "1" && hasPaper;
+    for (const what of Object.keys(choices)) {
+      state.hidden[what] = new Set(asked.getAll(`without-${what}`).filter((name) => choices[what].includes(name)));
+    }
+  };
+  const write = () => {
+    const kept = new URLSearchParams();
+    if (state.metric !== "last10") kept.set("metric", state.metric);
+    if (state.paper) kept.set("paper", "1");
+    for (const [what, names] of Object.entries(state.hidden)) for (const name of names) kept.append(`without-${what}`, name);
+    history.replaceState(null, "", kept.toString() ? `#${kept}` : location.pathname + location.search);
+  };
+
+  // -- filters ---------------------------------------------------------------------------------------
+  const fields = document.getElementById("fields");
+  const select = el("select", { id: "metric", onchange: (event) => { state.metric = event.target.value; update(); } },
+    ...usable.map((metric) => el("option", { value: metric.name, text: `${metric.name}: ${metric.help}` })));
+  const paper = el("input", { type: "checkbox", id: "paper", onchange: (event) => { state.paper = event.target.checked; update(); } });
+  const summaries = {}, boxes = {};
+  const build = () => {
+    fields.append(el("label", { class: "wide" }, "Metric", select));
+    for (const [what, names] of Object.entries(choices)) {
+      boxes[what] = names.map((name) => el("input", { type: "checkbox", value: name, onchange: (event) => {
+        if (event.target.checked) state.hidden[what].delete(name);
+        else state.hidden[what].add(name);
+        update();
+      } }));
+      summaries[what] = el("summary");
+      const set = (on) => () => { state.hidden[what] = new Set(on ? [] : names); update(); };
+      fields.append(el("details", { class: "filter", "data-filter": what }, summaries[what],
+        el("fieldset", {}, el("legend", { class: "hidden", text: words[what] }),
+          el("p", { class: "row" }, el("button", { type: "button", class: "quiet", text: "All", onclick: set(true) }),
+            el("button", { type: "button", class: "quiet", text: "None", onclick: set(false) })),
+          ...boxes[what].map((box) => el("label", {}, box, box.value)))));
+    }
+    if (hasPaper) fields.append(el("label", { class: "check" }, paper, "The paper's numbers"));
+    document.getElementById("reset").addEventListener("click", () => {
+      Object.assign(state, { metric: "last10", paper: false, sort: {} });
+      for (const names of Object.values(state.hidden)) names.clear();
+      update();
+    });
+  };
+  const show = () => {
+    select.value = state.metric;
+    paper.checked = state.paper;
+    for (const [what, names] of Object.entries(choices)) {
+      const left = names.length - state.hidden[what].size;
+      summaries[what].textContent = `${words[what]} (${left === names.length ? "all" : `${left} of ${names.length}`})`;
+      for (const box of boxes[what]) box.checked = !state.hidden[what].has(box.value);
+    }
+  };
+
+  // -- numbers ---------------------------------------------------------------------------------------
+  const shown = (value, digits) => Number(value.toFixed(digits));
+  const overSeeds = (values) => ({ mean: mean(values), std: deviation(values), count: values.length });
+
+  const cellsOf = (row, column) => {
+    const cells = {};
+    for (const run of row.runs) {
+      const kept = !state.hidden.setting.has(run[0]) && !state.hidden.seed.has(String(run[1]));
+      if (kept && run[column] !== null) (cells[run[0]] ||= {})[run[1]] = run[column];
+    }
+    return cells;
+  };
+
+  // The mean over settings; its deviation is that of the per-seed means, if all have the same seeds.
+  const average = (cells, over) => {
+    if (!over.every((setting) => cells[setting])) return null;
+    const seeds = Object.keys(cells[over[0]]);
+    const alike = over.every((setting) => Object.keys(cells[setting]).join() === seeds.join());
+    if (alike) return overSeeds(seeds.map((seed) => mean(over.map((setting) => cells[setting][seed]))));
+    const all = over.map((setting) => Object.values(cells[setting]));
+    return { mean: mean(all.map(mean)), std: null, count: Math.min(...all.map((values) => values.length)) };
+  };
+
+  const compute = (table) => {
+    const metric = metrics[state.metric], sign = metric.higher ? 1 : -1;
+    const rows = table.rows
+      .filter((row) => !state.hidden.method.has(row.label))
+      .map((row) => ({ row, values: cellsOf(row, metric.column) }))
+      .filter(({ values }) => Object.keys(values).length);
+    const settings = table.settings.filter((setting) => rows.some(({ values }) => values[setting]));
+    const scored = table.scored.filter((setting) => settings.includes(setting));
+    const over = scored.length ? scored : settings;
+    const lines = rows.map(({ row, values }) => {
+      const cells = {};
+      for (const [setting, seeds] of Object.entries(values)) cells[setting] = overSeeds(Object.values(seeds));
+      if (over.length > 1) cells.Avg = average(values, over);
+      return { row, cells, complete: over.every((setting) => values[setting]) };
+    });
+    const ranked = lines.filter((line) => line.complete);
+    for (const line of lines) line.rank = null;
+    for (const line of ranked) {
+      line.rank = mean(over.map((setting) => {
+        const value = (l) => shown(sign * l.cells[setting].mean, metric.digits);
+        const own = value(line);
+        return 1 + ranked.filter((l) => value(l) > own).length + (ranked.filter((l) => value(l) === own).length - 1) / 2;
+      }));
+    }
+    return { metric, sign, settings, over, lines };
+  };
+
+  // Only numbers over the most seeds compete; if that is one number, nothing is marked.
+  const marks = ({ metric, sign, lines }, column) => {
+    const most = Math.max(0, ...lines.map((line) => (line.cells[column] ? line.cells[column].count : 0)));
+    const values = lines.map((line) => (line.cells[column] && line.cells[column].count === most ? shown(sign * line.cells[column].mean, metric.digits) : null));
+    const known = values.filter((value) => value !== null);
+    const places = unique(known).sort((a, b) => b - a);
+    return values.map((value) => (known.length < 2 || value === null ? "" : value === places[0] ? "best" : value === places[1] ? "second" : ""));
+  };
+
+  // -- tables ----------------------------------------------------------------------------------------
+  const key = (line, column) => {
+    if (column === "method") return line.row.label;
+    if (column === "rank") return line.rank;
+    return line.cells[column] ? line.cells[column].mean : null;
+  };
+  const sorted = (made, sort) => {
+    if (!sort) return made.lines;
+    const direction = sort.direction === "ascending" ? 1 : -1;
+    return [...made.lines].sort((a, b) => {
+      const [x, y] = [key(a, sort.column), key(b, sort.column)];
+      if (x === null || y === null) return (x === null) - (y === null); // what is not there comes last
+      return direction * (typeof x === "string" ? x.localeCompare(y) : x - y);
+    });
+  };
+  const header = (made, number, column) => {
+    const sort = state.sort[number];
+    const here = sort && sort.column === column;
+    const click = () => {
+      const first = column === "method" || column === "rank" || !made.metric.higher ? "ascending" : "descending";
+      const other = first === "ascending" ? "descending" : "ascending";
+      state.sort[number] = { column, direction: here && sort.direction === first ? other : first };
+      draw();
+      document.querySelector(`[data-sort="${number}:${CSS.escape(column)}"]`).focus();
+    };
+    const arrow = here ? (sort.direction === "ascending" ? " ▲" : " ▼") : "";
+    return el("th", { scope: "col", "aria-sort": here ? sort.direction : "none" },
+      el("button", { type: "button", class: "sort", "data-sort": `${number}:${column}`, onclick: click }, column,
+        el("span", { "aria-hidden": "true", text: arrow })));
+  };
+  const cell = (found, mark, digits, most) => {
+    if (!found) return el("td");
+    const inner = [number(found.mean, digits)];
+    if (found.std !== null && found.std !== undefined) inner.push(el("small", { text: ` ± ${number(found.std, digits)}` }));
+    const made = el(mark === "best" ? "b" : mark === "second" ? "u" : "span", {}, ...inner);
+    return el("td", {}, made, found.count < most ? el("sup", { text: `†${found.count}` }) : null);
+  };
+  const paperRow = (line, columns, over) => {
+    const theirs = line.row.paper[state.metric] || {};
+    const has = (name) => theirs[name] || null;
+    if (!columns.some(has)) return [];
+    const value = (name) => {
+      if (name !== "Avg") return has(name) ? { mean: theirs[name][0], std: theirs[name][1], count: 99 } : null;
+      return over.every(has) ? { mean: mean(over.map((setting) => theirs[setting][0])), std: null, count: 99 } : null;
+    };
+    const cells = columns.map((name) => (name === "rank" ? el("td") : cell(value(name), "", 2, 0)));
+    return [el("tr", { class: "paper" }, el("th", { scope: "row", text: "the paper" }), ...cells)];
+  };
+  const tableOf = (table, number_) => {
+    const made = compute(table);
+    if (!made.lines.length) return null;
+    const columns = [...made.settings, ...(made.over.length > 1 ? ["Avg"] : []), "rank"];
+    const marked = Object.fromEntries(columns.map((column) => [column, marks(made, column)]));
+    const bestRank = Math.min(...made.lines.filter((line) => line.rank !== null).map((line) => line.rank));
+    const most = Math.max(...made.lines.flatMap((line) => Object.values(line.cells).map((c) => (c ? c.count : 0))));
+    const body = sorted(made, state.sort[number_]).flatMap((line) => {
+      const place = made.lines.indexOf(line);
+      const entries = columns.map((column) => {
+        if (column !== "rank") return cell(line.cells[column], marked[column][place], made.metric.digits, most);
+        if (line.rank === null) return el("td");
+        const best = made.lines.length > 1 && line.rank === bestRank;
+        return el("td", {}, el(best ? "b" : "span", { text: line.rank.toFixed(2) }));
+      });
+      const link = el("a", { href: `methods/${board.labels[line.row.label]}.html`, text: line.row.label });
+      const own = el("tr", {}, el("th", { scope: "row" }, link), ...entries);
+      return [own, ...(state.paper ? paperRow(line, columns, made.over) : [])];
+    });
+    const parts = [el("h2", { text: table.title }), el("p", { text: `${table.line}.` })];
+    for (const text of table.alarms) parts.push(el("p", { class: "alarm", text: `⚠ ${text}` }));
+    const compared = state.paper && table.rows.some((row) => Object.keys(row.paper[state.metric] || {}).length);
+    if (compared) parts.push(el("p", { class: table.paper.comparable ? "" : "alarm", text: table.paper.told }));
+    const head = el("tr", {}, header(made, number_, "method"), ...columns.map((column) => header(made, number_, column)));
+    parts.push(el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": table.title },
+      el("table", {}, el("caption", { class: "hidden", text: `${table.title}, ${made.metric.help}` }), el("thead", {}, head), el("tbody", {}, ...body))));
+    const help = made.metric.help[0].toUpperCase() + made.metric.help.slice(1);
+    const notes = [`${help}; ${made.metric.higher ? "higher" : "lower"} is better. Rank${made.over.length > 1 ? " and Avg" : ""}: over ${made.over.join(", ")}.`];
+    if (made.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds only, where others have ${most}.`);
+    if (table.order && (state.metric === "last10")) notes.push(
+      `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
+    parts.push(el("p", { class: "note", text: notes.join(" ") }));
+    return el("section", { "data-table": number_ }, ...parts);
+  };
+  const out = document.getElementById("tables");
+  const draw = () => {
+    const kept = board.tables.map((table, i) => [table, i]).filter(([table]) => ["dataset", "partition", "preset"].every((what) => !state.hidden[what].has(table[what])));
+    const made = kept.map(([table, i]) => tableOf(table, i)).filter((section) => section);
+    out.replaceChildren(...(made.length ? made : [el("p", { text: "No run is left." })]));
+    document.getElementById("count").textContent = `${made.length} of ${board.tables.length} tables`;
+  };
+  const update = () => { show(); write(); draw(); };
+
+  build();
+  read();
+  addEventListener("hashchange", () => { read(); update(); });
+  update();
+})();

@@ -1,0 +1,221 @@
+"""FedELC against the closed-form checks of its specification."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from federations import WIDE, first_client
+from flnl_methods.fednoro import FedNoRo
+from flnl_more.fedelc import FedELC
+from waits import assert_no_step_waits
+
+from flnl_bench.engine.contract import count_bytes
+from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
+
+ELC = FedELC()
+Z = torch.tensor([[2.0, 1.0, 0.0]])
+
+
+def near(values, *expected, abs=1e-5):
+    assert values.flatten().tolist() == pytest.approx(expected, abs=abs)
+
+
+def onehot(y, classes=3):
+    return F.one_hot(torch.tensor([y]), classes).float()
+
+
+def moved(labels, y, logits=Z, method=ELC):
+    return method.moved(labels, logits, onehot(y, labels.shape[1]))
+
+
+@parametrize_with_checks([FedELC])
+def test_conformance(check):
+    check()
+
+
+# -- the loss ----------------------------------------------------------------------------------------
+def test_the_loss_and_its_gradient():
+    z = Z.clone().requires_grad_()
+    loss = ELC.correction(z, 10 * onehot(0), torch.tensor([0]))
+    loss.sum().backward()
+    near(loss, 0.893967)  # (2.515286 + 0.2 · 0.832396) / 3 + 0.5 · 0.000091
+    near(z.grad, -0.666961, 0.505139, 0.161822)
+
+
+def test_without_the_division_the_terms_are_those_of_the_paper():
+    loss = FedELC(per_class=False).correction(Z, 10 * onehot(0), torch.tensor([0]))
+    near(loss, 2.515286 + 0.5 * 0.000091 + 0.2 * 0.832396)
+
+
+@pytest.mark.parametrize(("classes", "mass", "loss"), [(10, 0.999592, 0.000409), (100, 0.995526, 0.004485)])
+def test_labels_start_nearly_hard(classes, mass, loss):
+    labels = 10 * onehot(0, classes)
+    near(labels.softmax(1)[:, 0], mass, abs=1e-6)
+    near(F.cross_entropy(labels, torch.tensor([0])), loss, abs=1e-6)
+
+
+# -- the labels --------------------------------------------------------------------------------------
+def test_a_step_of_the_labels():
+    labels = moved(10 * onehot(0), 0)
+    near(labels, 8.257645, 1.274036, 0.468318)
+    near(labels.softmax(1), 0.998661, 0.000926, 0.000414)
+    labels = moved(10 * onehot(2), 2)
+    near(labels, 3.464206, 1.274036, 5.261758)
+    near(labels.softmax(1), 0.139924, 0.015657, 0.844419)
+
+
+def test_the_end_of_a_visit_merges_labels_and_predictions():
+    merged = ELC.merged(moved(10 * onehot(2), 2), Z.softmax(1))
+    near(merged / 10, 0.402582, 0.130193, 0.467225)
+    near(merged, 4.025823, 1.301928, 4.672249)
+
+
+SURE = torch.full((1, 10), 0.1 / 9).log()  # of class 3, with 0.9
+SURE[0, 3] = np.log(0.9)
+
+
+def epochs(count, **options):
+    """The label logits after each epoch in which the network says the same."""
+    found, labels = [], 10 * onehot(0, 10)
+    for _ in range(count):
+        labels = moved(labels, 0, SURE, FedELC(**options))
+        found.append(labels)
+    return found
+
+
+def test_descent_alone_never_changes_the_label():
+    found = epochs(12)
+    for labels, expected in zip(found, [(8.4587, 1.4058), (6.9378, 2.8040), (5.6127, 4.0636)], strict=False):
+        near(labels[:, [0, 3]], *expected, abs=1e-4)
+    assert [labels.argmax().item() for labels in found] == [0] * 12
+
+
+def test_a_step_twice_as_large_swings():
+    _, second, third = epochs(3, label_step=31.25)
+    near(second[:, [0, 3]], 4.279, 5.323, abs=1e-3)
+    near(third[:, [0, 3]], 15.2, -5.324, abs=0.01)
+
+
+def test_the_merge_changes_a_label_that_the_network_is_sure_of():
+    p = SURE.softmax(1)
+    fixed = (p + 5 * onehot(0, 10)) / 6  # (p + αC·onehot) / (1 + αC)
+    near(fixed[:, [0, 3]], 0.835185, 0.150000)
+    assert torch.allclose(moved(fixed.log(), 0, SURE), fixed.log(), atol=1e-4)
+    merged = ELC.merged(fixed.log(), p)
+    near(merged[:, [0, 3]] / 10, 0.423148, 0.525000)
+    near(merged.softmax(1)[:, [0, 3]], 0.256863, 0.711278)
+
+
+def test_the_step_is_the_gradient_of_the_batch_mean_times_the_authors_rate():
+    logits, y = torch.tensor([[2.0, 1, 0], [0, 0, 1]]), torch.tensor([0, 1])
+    labels = (10 * F.one_hot(y, 3).float()).requires_grad_()
+    ELC.correction(logits, labels, y).mean().backward()
+    near(labels.grad, 0.055755, -0.040769, -0.014986, -0.035305, 0.131305, -0.096001)
+    start = labels.detach()
+    step = (start - ELC.moved(start, logits, F.one_hot(y, 3).float())) / 15.625
+    near(step / 2, *labels.grad.flatten().tolist(), abs=1e-4)
+
+
+# -- in a federation ---------------------------------------------------------------------------------
+def noisy_engine(method=ELC, noisy=(1,), **changes):
+    """A federation after the detection."""
+    engine = toy_engine(method, WIDE, **changes)
+    engine.server.round, engine.server.state["noisy"] = 4, list(noisy)
+    return engine
+
+
+def test_stage_1_is_that_of_fednoro_to_the_bit():
+    ours, theirs = toy_engine(FedELC(), WIDE), toy_engine(FedNoRo(), WIDE)
+    assert play(ours, 3) == play(theirs, 3)
+    assert ours.server.state == theirs.server.state
+    assert all(torch.equal(w, theirs.server.weights[name]) for name, w in ours.server.weights.items())
+
+
+def test_only_noisy_clients_have_soft_labels_and_nobody_sends_them():
+    engine = noisy_engine()
+    updates = engine.federation.train([0, 1])
+    assert all(update.message == {} for update in updates)
+    assert "labels" not in engine.federation.states[0]
+    first = engine.federation.states[1]["labels"].clone()
+    assert first.shape == (30, 3)
+    engine.federation.train([0, 1])
+    assert not torch.equal(engine.federation.states[1]["labels"], first)
+    assert "labels" not in engine.federation.states[0]
+
+
+def test_the_labels_that_are_kept_are_moved_in_every_epoch_and_merged_in_the_end():
+    class Spy(FedELC):
+        """Keeps what it moved, and the prediction that it merges with."""
+
+        name = "spy"
+
+        def merged(self, labels, p):
+            client_labels.append((labels, p))
+            return super().merged(labels, p)
+
+    client_labels = []
+    engine = noisy_engine(Spy())
+    engine.federation.train([1])
+    ((labels, p),) = client_labels
+    expected = 10 * (labels.softmax(1) + p) / 2
+    assert torch.allclose(engine.federation.states[1]["labels"], expected)
+    start = 10 * F.one_hot(engine.federation.states[1]["given"], 3).float()
+    assert ((labels - start).abs().sum(1) > 0).all()
+
+
+def test_a_visit_that_ends_in_no_numbers_keeps_the_labels_and_is_left_out():
+    engine = noisy_engine()
+    engine.federation.train([1])
+    before = engine.federation.states[1]["labels"].clone()
+    broken = {name: torch.full_like(w, torch.nan) for name, w in engine.server.weights.items()}
+    whole, engine.server.weights = engine.server.weights, broken
+    updates = engine.federation.train([1])
+    assert torch.equal(engine.federation.states[1]["labels"], before)
+    engine.server.weights = whole
+    assert engine.method.aggregate(engine.server, updates) is whole
+
+
+def test_bytes_and_passes_are_those_of_the_specification():
+    engine = toy_engine(FedELC(), WIDE, rounds=8, fraction=1.0)
+    model, sizes, local = count_bytes(engine.server.weights), engine.server.sizes, TRAINING.epochs
+    stage_1 = engine.method.warmup(engine.terms)
+    for t in range(stage_1 + 1):
+        (row,) = play(engine, t + 1)
+        down, up, forward = 6 * model, 6 * (model + 8), local * sum(sizes)
+        if t == stage_1 - 1:  # detection: M down to all clients, C floats up, one pass
+            down, up, forward = 2 * down, up + 6 * 3 * 4, forward + sum(sizes)
+        if t >= stage_1:  # a flag; one look after the training of noisy clients
+            noisy = engine.server.state["noisy"]
+            assert noisy
+            down, forward = down + 6 * 8, forward + sum(sizes[k] for k in noisy)
+        assert (row["bytes_down"], row["bytes_up"]) == (down, up)
+        assert (row["forward"], row["backward"]) == (forward, local * sum(sizes))
+
+
+def test_beliefs_are_the_corrected_labels_of_noisy_clients():
+    engine = toy_engine(FedELC(), WIDE)
+    given = torch.tensor([0, 1, 2, 1])
+    state = {"given": given, "labels": 10 * F.one_hot(torch.tensor([0, 1, 2, 2]), 3).float()}
+    judge = engine.method.beliefs
+    assert judge(engine.server, 1, state).labels is None
+    engine.server.state["noisy"] = [1]
+    noisy, clean = judge(engine.server, 1, state), judge(engine.server, 0, {"given": given})
+    assert (noisy.noisy_client, clean.noisy_client) == (True, False)
+    assert noisy.labels.tolist() == [0, 1, 2, 2]
+    assert noisy.clean.tolist() == [True, True, True, False]
+    assert noisy.numbers == {"labels_changed": 0.25}
+    assert clean.labels.tolist() == given.tolist()
+    assert clean.clean.all()
+    engine.server.state["noisy"] = []  # a split that failed
+    assert judge(engine.server, 1, {"given": given}).noisy_client is None
+
+
+def test_no_step_waits_for_the_device():
+    assert_no_step_waits(lambda: noisy_engine(noisy=[0]))
+
+
+def test_a_client_that_is_not_noisy_trains_with_its_prior_alone():
+    engine = noisy_engine(noisy=[])
+    client = first_client(engine)
+    engine.method.on_receive(None, client)
+    assert set(client.scratch) == {"adjustment"}

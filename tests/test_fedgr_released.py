@@ -1,0 +1,223 @@
+"""FedGR as released: what its authors' code does otherwise than the equations, against the specification."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from flnl_methods.fedgr import RELEASED, FedGR, clean_posterior, ramped_decay
+from test_fedgr import OneWeight, client_of, judgement, received_by
+
+from flnl_bench.api import Batch, copy_weights, network_weights
+from flnl_bench.testing import TRAINING, play, toy_engine
+
+RELEASE = {"a": FedGR(**FedGR.variants["released"], release="a"), "b": FedGR(**FedGR.variants["released"])}
+
+
+class FixedLogits(torch.nn.Module):
+    """A model whose cross-entropies are known."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def both(self, x):
+        return torch.zeros(len(x), 2), self.logits
+
+
+def two_samples(method):
+    """Cross-entropies of the given labels 1 and 3; only the first has a label in the store, with 2."""
+    log_p = torch.tensor([[-1.0, -2.0], [-3.0, -9.0]])
+    rest = torch.log1p(-log_p.exp().sum(1, keepdim=True))  # a third class takes what is left
+    model = FixedLogits(torch.cat([log_p, rest], 1))
+    client = client_of(round=5, state={})
+    share, other = method.refine_labels(
+        torch.tensor([0.9, 0.1]), torch.tensor([True, False]), 0.5, torch.tensor([1, -1])
+    )
+    client.scratch = {
+        "share": share.unsqueeze(1),
+        "given": F.one_hot(torch.tensor([0, 0]), 3).float(),
+        "guess": torch.tensor([[0.0, 1, 0], [0, 0, 0]]),
+    }
+    assert other.tolist() == [1, -1]
+    batch = Batch((torch.zeros(2, 1),), torch.tensor([0, 0]), torch.arange(2))
+    return method.loss(model, batch, client).mean().item()
+
+
+def test_labels_are_weighted_by_the_mean_posterior_of_the_batch():
+    off = {"lambda_b": 0.0, "lambda_r": 0.0}
+    assert two_samples(FedGR(batch_weights=True, **off)) == pytest.approx(0.5 * 2 + 0.5 * (2 + 0) / 2)
+    assert two_samples(FedGR(**off)) == pytest.approx((1 + 0.1 * 3) / 2)
+
+
+def test_the_decays_of_the_first_updates_of_a_teacher():
+    decays = [ramped_decay(n, 0.99) for n in range(1, 7)]
+    assert decays == pytest.approx([0, 0, 0, 1 - 1 / 3, 1 - 1 / 4, 1 - 1 / 5])
+    assert ramped_decay(1000, 0.99) == 0.99
+
+
+def test_the_teacher_follows_twice_a_step_over_the_life_of_the_client_and_the_warm_up_counts():
+    method = FedGR(ramped_ema=True)
+    client = client_of(round=0, state={"teacher": {"w": torch.tensor([0.0])}, "followed": 0})
+    expected = 0.0
+    for step, local in enumerate((1.0, 2.0, 5.0)):
+        client.scratch["live"] = {"w": torch.tensor([local])}
+        method.on_step(None, client)
+        for n in (2 * step + 1, 2 * step + 2):
+            expected = ramped_decay(n, 0.99) * expected + (1 - ramped_decay(n, 0.99)) * local
+    assert client.state["teacher"]["w"].item() == pytest.approx(expected)
+    assert client.state["followed"] == 6
+
+
+def grown(method, clean, ratio, sure, store=(-1, -1, -1)):
+    """The store after a visit of a client with the labels 0, 0, 0; a sure prediction says class 2."""
+    state = {"pseudo": torch.tensor(store), "usable": torch.zeros(3, dtype=torch.bool)}
+    logits = torch.zeros(3, 3)
+    logits[list(sure), 2] = 10.0
+    method.grow_store(state, logits, torch.zeros(3).long(), torch.tensor(clean), ratio)
+    assert torch.equal(state["usable"], state["pseudo"] >= 0)
+    return state["pseudo"].tolist()
+
+
+@pytest.mark.parametrize("release", ["a", "b"])
+def test_the_store_keeps_labels_judged_clean_else_confident_predictions_else_what_it_had(release):
+    method = RELEASE[release]
+    assert grown(method, [True, False, False], 0.5, sure=[0, 1]) == [0, 2, -1]
+    assert grown(method, [False, False, False], 0.5, sure=[], store=(0, 2, -1)) == [0, 2, -1]
+
+
+def test_only_the_first_release_stores_the_labels_of_a_client_at_or_above_the_limit():
+    assert grown(RELEASE["a"], [True, False, False], 0.8, sure=[]) == [0, -1, -1]
+    assert grown(RELEASE["b"], [True, False, False], 0.8, sure=[]) == [-1, -1, -1]
+    assert grown(RELEASE["b"], [True, False, False], 0.8, sure=[0]) == [2, -1, -1]
+
+
+@pytest.mark.parametrize(("release", "alone"), [("a", True), ("b", False)])
+def test_a_client_at_the_limit_itself_uses_the_store_alone_in_the_first_release(release, alone):
+    q, clean = torch.tensor([0.3]), torch.tensor([False])
+    share, _ = RELEASE[release].refine_labels(q, clean, 0.8, torch.tensor([1]))
+    assert share.item() == (0.0 if alone else pytest.approx(0.3))
+    share, _ = RELEASE[release].refine_labels(q, clean, 0.81, torch.tensor([1]))
+    assert share.item() == 0.0
+
+
+def test_coverage_counts_the_store_of_the_visit_before():
+    size = 30
+    inbox = judgement(size, clean=False, q=0.1, ratio=0.9)
+    kept = {"confidence": 0.0, "gamma_l": 1.0, "lambda_b": 0.0}  # every prediction enters the store
+    now = received_by(0, inbox, 5, **kept)
+    late = received_by(0, inbox, 5, **kept, late_coverage=True)
+    assert now["state"]["pseudo"].min() >= 0
+    assert [now["state"]["replaced"], late["state"]["replaced"]] == [1.0, 1.0]  # its first visit
+
+    for method, replaced in ((FedGR(), 0.0), (FedGR(late_coverage=True), 1.0)):
+        client = client_of(round=5, received=OneWeight(2.0), state={"teacher": {"w": torch.tensor([1.0])}})
+        before, after = torch.zeros(10, dtype=torch.bool), torch.ones(10, dtype=torch.bool)
+        method.revise_teacher(client, before if method.late_coverage else after, 0.9, revising=True)
+        assert client.state["replaced"] == replaced
+
+
+def test_a_teacher_of_a_client_at_the_limit_is_kept_as_released():
+    none = torch.zeros(10, dtype=torch.bool)
+    for method, replaced in ((FedGR(), 1.0), (FedGR(late_coverage=True), 0.0)):
+        client = client_of(round=5, received=OneWeight(2.0), state={"teacher": {"w": torch.tensor([1.0])}})
+        method.revise_teacher(client, none, 0.8, revising=True)
+        assert client.state["replaced"] == replaced
+
+
+def teacher_after_a_second_visit(**options):
+    """Teacher and logits of a client before it trains in round 5, and the two models it was mixed of."""
+    seen = {}
+
+    class Spy(FedGR):
+        name = "spy"
+
+        def plan(self, model, client):
+            seen.update(client.scratch, teacher=copy_weights(client.state["teacher"]))
+            seen["received"] = copy_weights(network_weights(client.received))
+            yield client.steps(epochs=1)[:1]
+
+        def on_step(self, model, client):
+            """The teacher stays."""
+
+    engine = toy_engine(Spy(**options))
+    engine.federation.train([0])
+    old = copy_weights(engine.federation.states[0]["teacher"])
+    engine.server.weights = {name: tensor + 0.5 for name, tensor in engine.server.weights.items()}
+    engine.server.round = 5
+    engine.federation.train([0])
+    return seen, old
+
+
+def test_the_teacher_is_revised_again_after_its_logits_were_taken():
+    once, old = teacher_after_a_second_visit()
+    twice, _ = teacher_after_a_second_visit(revise_twice=True)
+    assert torch.equal(once["logits"], twice["logits"])
+    for name, w_g in once["received"].items():
+        torch.testing.assert_close(once["teacher"][name], 0.9 * old[name] + 0.1 * w_g)
+        torch.testing.assert_close(twice["teacher"][name], 0.81 * old[name] + 0.19 * w_g)
+
+
+def test_the_local_model_adds_a_look_after_its_first_epoch():
+    class Still(FedGR):  # nothing is learnt, so both looks see the same
+        name = "still"
+
+        def loss(self, model, batch, client):
+            return 0.0 * model(batch.x).sum(1)
+
+    def state_after(**options):
+        engine = toy_engine(Still(**options))
+        engine.federation.train([0])
+        return engine.federation.states[0]
+
+    plain, looked = state_after(), state_after(second_look=True)
+    assert [plain["visits"], looked["visits"]] == [1, 2]
+    assert state_after(second_look=True, release="a")["visits"] == 1
+    # BatchNorm's statistics moved in between: close, not equal.
+    assert not torch.equal(plain["mean_loss"], looked["mean_loss"])
+
+
+def test_the_look_costs_one_pass_and_the_anchor_of_the_first_release_one_in_every_epoch():
+    passes = {}
+    for name, method in {"": FedGR(), **RELEASE}.items():
+        # One of both behaviours: dropped batches would change the count.
+        switched = FedGR(second_look=True, release=method.release) if name else method
+        row = play(toy_engine(switched, fraction=0.5), rounds=1)[0]
+        engine = toy_engine(switched, fraction=0.5)
+        passes[name] = row["forward"] / sum(engine.server.sizes[k] for k in row["clients"])
+    assert passes == {"": TRAINING.epochs + 3, "b": TRAINING.epochs + 4, "a": 2 * TRAINING.epochs + 3}
+
+
+def test_the_short_last_batch_of_an_epoch_is_dropped_unless_it_is_the_only_one():
+    sizes = []
+
+    class Spy(FedGR):
+        name = "spy"
+
+        def loss(self, model, batch, client):
+            sizes.append(len(batch.y))
+            return super().loss(model, batch, client)
+
+    engine = toy_engine(Spy(unguarded=True))
+    engine.federation.train([0])
+    assert engine.server.sizes[0] % TRAINING.batch_size > 0
+    full = engine.server.sizes[0] // TRAINING.batch_size
+    assert sizes == [TRAINING.batch_size] * full * TRAINING.epochs
+
+
+def test_a_mixture_whose_means_coincide_is_believed_as_released():
+    losses = torch.tensor([1.0, 1.01, 1.01])
+    assert clean_posterior(losses).tolist() == [1.0] * 3
+    assert clean_posterior(losses, guarded=False).tolist() != [1.0] * 3
+    assert clean_posterior(torch.ones(3), guarded=False).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("switch", RELEASED)
+def test_each_switch_alone_runs_through_the_end_of_the_warm_up(switch):
+    rows = play(toy_engine(FedGR(**{switch: True})))
+    assert all(np.isfinite(row["loss"]) for row in rows)
+
+
+def test_as_released_is_all_switches_of_the_later_state():
+    assert FedGR.variants["released"] == dict.fromkeys(RELEASED, True)
+    assert len(RELEASED) == 8
+    assert RELEASE["b"].release == "b"

@@ -1,0 +1,104 @@
+"""`list runs` and what `show` says of failed runs and of sieves."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from command_line import flnl
+from synthetic_runs import write_run
+
+from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.recorder.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_run(tmp_path, "fedavg", seed=1, accuracy=40.0)
+    write_run(tmp_path, "fedgr", seed=1, accuracy=60.0, partition="dir-0.3")
+    write_run(tmp_path, "fedgr", seed=13, status="interrupted")
+    path = RunFolder(write_run(tmp_path, "fedprox", seed=1, status="failed"))
+    place = 'Traceback (most recent call last):\n  File "mine.py", line 7, in loss\n    1 / 0\n'
+    trace = f"{place}ZeroDivisionError: by zero\n"
+    path.write(dataclasses.replace(path.read(), error="ZeroDivisionError: by zero", traceback=trace))
+    return tmp_path
+
+
+def listed(folder, *words):
+    return [(run["method"], run["seed"], run["status"]) for run in asked(folder, *words)]
+
+
+def asked(folder, *words):
+    return flnl("list", "runs", "--runs", folder, *words, "--json").json["runs"]
+
+
+def test_runs_are_listed_whatever_has_become_of_them(folder):
+    assert listed(folder) == [
+        ("fedgr", 1, "done"),
+        ("fedavg", 1, "done"),
+        ("fedgr", 13, "interrupted"),
+        ("fedprox", 1, "failed"),
+    ]
+    assert [run["last10"] for run in asked(folder, "--status", "done")] == [60.0, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--method", "fedgr"], [("fedgr", 1, "done"), ("fedgr", 13, "interrupted")]),
+        (["--method", "fedgr", "--partition", "iid"], [("fedgr", 13, "interrupted")]),
+        (["--status", "failed"], [("fedprox", 1, "failed")]),
+        (["--setting", "sym-1.0", "--dataset", "digits", "--method", "fedavg"], [("fedavg", 1, "done")]),
+    ],
+)
+def test_filters_of_runs_all_hold_at_once(folder, words, found):
+    assert listed(folder, *words) == found
+
+
+def test_the_list_for_people_has_what_show_takes_and_the_error(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    done = flnl("list", "runs", "--runs", folder, "--method", "fedprox")
+    (line,) = done.out.splitlines()[1:]
+    assert line.split()[1] == "fedprox"
+    assert next(folder.rglob(f"*{line.split()[0]}")).name.endswith(line.split()[0])
+    assert line.rstrip().endswith("failed: ZeroDivisionError: by zero")
+    assert "1 of 4 runs" in done.errors[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["runs", "--method", "fedgro"], "did you mean 'fedgr'?"),
+        (
+            ["runs", "--method", "fedavg", "--partition", "dir-0.3"],
+            "no run is of this method and this partition",
+        ),
+        (["methods", "--status", "done"], "--status chooses runs"),
+        (["run"], "did you mean 'runs'?"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused(folder, words, told):
+    where = ["--runs", folder] if words[0] == "runs" else []
+    done = flnl("list", *words, *where)
+    assert (done.code, told in done.errors[-1]) == (2, True), done.errors
+
+
+def test_show_tells_the_error_of_a_failed_run_and_where_the_traceback_is(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    (run,) = asked(folder, "--status", "failed")
+    out = flnl("show", run["run_dir"]).out
+    assert "error      ZeroDivisionError: by zero" in out
+    assert f"the whole is in `traceback` of {run['run_dir']}/run.json" in out
+    assert 'File "mine.py", line 7, in loss' in out
+
+
+def test_recall_by_class_tells_which_classes_a_sieve_throws_away(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    path = RunFolder(write_run(folder, "fedgr", accuracy=70, seed=42, all_rounds=True)).path
+    given = np.array([0, 0, 0, 1, 1, 2, 2])
+    true = np.array([0, 0, 1, 1, 1, 2, 2])  # the third label is wrong
+    clean = np.array([1, 0, 0, 0, 0, -1, -1])  # the last two were not judged
+    np.savez(path / "beliefs.npz", given=given, true=true, clean=clean)
+    assert class_recall(path / "beliefs.npz") == [0.5, 0.0, None]
+    assert "right labels called clean, by class: 0.50 0.00 –" in flnl("show", path).out
+    np.savez(path / "beliefs.npz", given=given)  # of a method without a sieve
+    assert class_recall(path / "beliefs.npz") == class_recall(path / "none.npz") == []

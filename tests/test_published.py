@@ -1,0 +1,86 @@
+"""Published runs: shipped as archives, read beside one's own."""
+
+from __future__ import annotations
+
+import pytest
+from command_line import flnl
+from synthetic_runs import write_run
+
+from flnl_bench.leaderboards.frames import leaderboard, load_results
+from flnl_bench.recorder import published
+from flnl_bench.recorder.transfer import export_runs, import_runs
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A package that ships two runs, and a cache of its own."""
+    for seed in (1, 13):
+        run = write_run(
+            tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, all_rounds=True, source="a" * 16
+        )
+        (run / "beliefs.npz").write_bytes(b"what it believed")
+    (tmp_path / "package" / "published").mkdir(parents=True)
+    export_runs(tmp_path / "made", tmp_path / "package" / "published" / "digits.zip")
+    monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def cells(board):
+    return {(row.method, row.setting): (row["mean"], row["count"]) for _, row in board.frame.iterrows()}
+
+
+def test_published_runs_stand_beside_ones_own(shipped):
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0)
+    board = leaderboard(load_results(shipped / "own", with_published=True))
+    assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(60.0), 2)
+    assert cells(board)["fedavg", "sym-1.0"] == (pytest.approx(40.0), 1)
+
+
+def test_they_can_be_looked_at_without_runs_of_ones_own_and_have_their_rounds(shipped):
+    results = load_results(shipped / "nothing", with_published=True)
+    assert sorted(results.runs.seed) == [1, 13]
+    assert set(results.rounds.groupby("seed").size()) == {rounds_of(results)}
+    assert results.problems == {}
+
+
+def rounds_of(results):
+    return results.runs.training_rounds.iloc[0]
+
+
+def test_a_run_that_was_made_here_too_counts_as_ones_own(shipped):
+    write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, source="b" * 16)
+    board = leaderboard(load_results(shipped / "own", with_published=True))
+    assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
+    assert not [text for text in board.warnings if "different codes" in text]
+
+
+def test_runs_of_another_protocol_are_not_put_into_one_table(shipped):
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, training={"rounds": 20})
+    assert len(leaderboard(load_results(shipped / "own", with_published=True)).tables) == 2
+
+
+def test_the_command_adds_them(shipped):
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0)
+    alone = flnl("leaderboard", str(shipped / "own"), "--format", "csv")
+    both = flnl("leaderboard", str(shipped / "own"), "--with-published", "--format", "csv")
+    assert "fedprox" not in alone.out
+    assert "fedprox" in both.out
+
+
+def test_a_cache_that_cannot_be_written_to_is_no_obstacle(shipped, monkeypatch):
+    (shipped / "cache").write_text("a file in its place")
+    monkeypatch.setattr(published.tempfile, "gettempdir", lambda: str(shipped / "temporary"))
+    assert len(load_results(shipped / "own", with_published=True).runs) == 2
+
+
+def test_beliefs_travel_with_a_run(shipped):
+    done = import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again")
+    assert [(run / "beliefs.npz").read_bytes() for run in done.runs] == [b"what it believed"] * 2
+
+
+def test_the_project_publishes_whole_runs_that_say_which_code_made_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runs = load_results(published.published_folder()).runs
+    assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= set(runs.method)
+    assert all(runs.sources.map(len) == 1)
