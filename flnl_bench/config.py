@@ -83,12 +83,6 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
     return changes
 
 
-def as_folder(name: str) -> str:
-    """A data set or setting, whose name may have the path of a file, as the name of a folder."""
-    signs = (sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name.replace(":", "-"))
-    return "".join(signs)[:200]
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """What a run is asked to do; a new field is declared with `later`."""
@@ -110,15 +104,25 @@ class RunConfig:
         for name in ("method", "partition", "preset"):
             for part in getattr(self, name).split("/" if name == "method" else "\0"):
                 path_part(part, name)
-        for name in ("dataset", "setting"):
-            path_part(as_folder(getattr(self, name)), name)
+        path_part(self.setting.partition(",")[0], "setting")
+        path_part(self._setting_folder, "setting")
+        path_part(self._data_folder, "dataset")
 
     @property
     def place(self) -> PurePath:
         """Where its folder is below a results folder; the hash keeps apart whatever gives other numbers."""
         name = f"{self.preset}-s{self.seed}-{self.hash}"
-        setting = as_folder(self.setting.replace(":", "_"))
-        return PurePath(as_folder(self.dataset), self.partition, setting, self.method, name)
+        return PurePath(self._data_folder, self.partition, self._setting_folder, self.method, name)
+
+    @property
+    def _data_folder(self) -> str:
+        """The data set, whose name may have the path of a file, as the name of a folder."""
+        return _as_folder(self.dataset.replace(":", "-"))
+
+    @property
+    def _setting_folder(self) -> str:
+        """The setting, whose options may have paths of files, as the name of a folder."""
+        return _as_folder(self.setting.replace(":", "_"))[:100]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -157,6 +161,10 @@ class RunConfig:
                 yield hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
                 for hashed, name, value in taken:
                     hashed[name] = value
+
+
+def _as_folder(name: str) -> str:
+    return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
 
 
 def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -238,14 +238,7 @@ def read_npz(
     return arrays
 
 
-def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
-    from numpy.lib.format import read_array  # not for the commands that read no such files
-
-    with archive.open(f"{key}.npy") as member:
-        return read_array(member, allow_pickle=False)
-
-
-def read_numbers(path: Path, where: str) -> np.ndarray:
+def read_array(path: Path, where: str) -> np.ndarray:
     """The array of a .npy file, or the numbers of a text file; errors say `where` it is asked for."""
     import numpy as np
 
@@ -256,6 +249,14 @@ def read_numbers(path: Path, where: str) -> np.ndarray:
             return np.loadtxt(file, delimiter="," if path.suffix == ".csv" else None)
     except FileNotFoundError:
         raise BadInput(f"{where}: there is no file {path}") from None
-    except Exception as error:  # as above
-        why = str(error) if isinstance(error, BadInput) else one_line(error)
-        raise BadInput(f"{where}: {path} holds no array of numbers: {why}") from None
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    except Exception as error:  # a broken header is Python code to NumPy: it raises whatever that leads to
+        raise BadInput(f"{where}: {path} holds no array of numbers: {one_line(error)}") from None
+
+
+def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
+    from numpy.lib.format import read_array  # not for the commands that read no such files
+
+    with archive.open(f"{key}.npy") as member:
+        return read_array(member, allow_pickle=False)

@@ -91,12 +91,12 @@ class Scenario:
 
         Where there is open-set noise it is [K, C + 1, C]: the last row counts the labels of open-set images.
         """
-        if len(self.clients) * self.classes**2 > MOST_COUNTS:
+        height = self.classes + (self.replaced is not None)
+        if len(self.clients) * height * self.classes > MOST_COUNTS:
             return None
-        rows_of = self.classes + (self.replaced is not None)
         pairs = np.where(self.is_open, self.classes, self.true) * self.classes + self.given
-        counts = [np.bincount(pairs[rows], minlength=rows_of * self.classes) for rows in self.clients]
-        return np.stack(counts).reshape(-1, rows_of, self.classes)
+        counts = [np.bincount(pairs[rows], minlength=height * self.classes) for rows in self.clients]
+        return np.stack(counts).reshape(-1, height, self.classes)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.files import read_numbers
+from flnl_bench.files import read_array
 from flnl_bench.streams import stream
 
 FLOAT_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
@@ -162,7 +162,7 @@ class NoisyClient:
     def array(self, option: str, *shape: int) -> np.ndarray:
         """The numbers in the file that an option names, float64 of this shape, all of them 0 or more."""
         where = f"setting {self.setting.name!r}: {option}"
-        values = read_numbers(Path(self.options[option]), where)
+        values = read_array(Path(self.options[option]), where)
         if values.shape != shape or values.dtype.kind not in "fiu":
             raise BadInput(f"{where} must hold numbers of shape {[*shape]}, not {[*values.shape]}")
         values = values.astype(np.float64)
