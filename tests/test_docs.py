@@ -190,8 +190,8 @@ def test_the_run_file_and_the_preset_of_the_page_work_together(tmp_path):
 
 def test_data_of_one_s_own_are_read_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"^```python\n(.*?)^```", page("writing-a-dataset.md"), re.M | re.S)
-    (made,) = [text for text in examples if "savez" in text]
+    snippets = re.findall(r"^```python\n(.*?)^```", page("writing-a-dataset.md"), re.M | re.S)
+    (made,) = [text for text in snippets if "savez" in text]
     exec(made, {})
     options = ["--dataset", "npz:mine.npz", "--model", "tiny-cnn", "--out", tmp_path]
     done = flnl(*tiny(tmp_path, *options, "--json", setting="real")).json
