@@ -17,7 +17,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
 
 from flnl_bench import text
 from flnl_bench.errors import BadInput, one_line
@@ -193,7 +193,7 @@ def _check_depth(value: Any, left: int) -> None:
             _check_depth(item, left - 1)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON document is a number, and not true or false."""
     return type(value) in (int, float)
 

@@ -29,7 +29,7 @@ class Interrupted(Exception):
 class SafeConsole(Console):
     """Texts from files and plugins cannot steer the terminal; a `Text` object is for its maker to check."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """The text of a line or cell."""
         return super().render_str(lines(text), **options)
 

@@ -136,7 +136,8 @@ def _check_names(about: dict[str, Any]) -> None:
     for key, name in (("partition", parse_partition), ("setting", parse_setting)):
         path_part(about[key], key)
         require(name(about[key]).name == about[key], key, about[key], name(about[key]).name)
-    require(re.fullmatch("[0-9a-f]{32}", about["dataset_digest"]), "dataset_digest", "odd", "32 hex digits")
+    digest = about["dataset_digest"]
+    require(re.fullmatch("[0-9a-f]{32}", digest) is not None, "dataset_digest", repr(digest), "32 hex digits")
     require(0 <= about["seed"] < 2**63, "seed", about["seed"], "a whole number from 0")
     require(2 <= about["classes"] < 2**31, "classes", about["classes"], "a whole number from 2")
 
