@@ -193,7 +193,7 @@ def _check_depth(value: Any, left: int) -> None:
             _check_depth(item, left - 1)
 
 
-def is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON document is a number, and not true or false."""
     return type(value) in (int, float)
 
@@ -216,6 +216,8 @@ def check_unpacked(archive: zipfile.ZipFile, packed: int) -> None:
         raise ValueError(f"{packed / MB:.1f} MB would unpack to {total / MB:.0f} MB")
     if len(set(archive.namelist())) < len(archive.namelist()):
         raise ValueError("a name is in it twice")
+    if {member.compress_type for member in archive.infolist()} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise ValueError("it is packed in a way that is not ours")
 
 
 def read_npz(

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 from flnl_methods.fedavg import FedAvg
 
@@ -15,6 +16,7 @@ from flnl_bench.engine import pool
 from flnl_bench.engine.checkpoint import Checkpoint, CorruptCheckpoint
 from flnl_bench.errors import BadInput, MethodFailed
 from flnl_bench.files import replace_file, sweep_parts
+from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.claim import owner
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.registry import values_of
@@ -372,3 +374,20 @@ def test_run_folders_are_read_through_no_link(done, tmp_path):
     for name in ("run.json", "rounds.jsonl"):
         (tmp_path / "copy" / name).symlink_to(done.folder.path / name)
     assert RunFolder(tmp_path / "copy").read() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("given", [2**31, 0]),
+        ("given", [-5, 0]),
+        ("given", [[0], [0]]),
+        ("clean", [1] * 3),
+        ("true", ["a", "b"]),
+    ],
+)
+def test_beliefs_that_no_method_has_are_refused(tmp_path, name, values):
+    good = {"given": np.array([0, 1]), "true": np.array([0, 1]), "clean": np.array([1, -1], np.int8)}
+    np.savez(tmp_path / "beliefs.npz", **{**good, name: np.array(values)})
+    with pytest.raises(BadInput, match=rf"beliefs\.npz: (clean|{name})"):
+        read_beliefs(tmp_path / "beliefs.npz", good)
