@@ -101,22 +101,28 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
-        for name in ("method", "partition", "setting", "preset"):
+        for name in ("method", "partition", "preset"):
             for part in getattr(self, name).split("/" if name == "method" else "\0"):
                 path_part(part, name)
+        path_part(self.setting.partition(",")[0], "setting")
+        path_part(self._setting_folder, "setting")
         path_part(self._data_folder, "dataset")
 
     @property
     def place(self) -> PurePath:
         """Where its folder is below a results folder; the hash keeps apart whatever gives other numbers."""
         name = f"{self.preset}-s{self.seed}-{self.hash}"
-        return PurePath(self._data_folder, self.partition, self.setting.replace(":", "_"), self.method, name)
+        return PurePath(self._data_folder, self.partition, self._setting_folder, self.method, name)
 
     @property
     def _data_folder(self) -> str:
         """The data set, whose name may have the path of a file, as the name of a folder."""
-        name = self.dataset.replace(":", "-")
-        return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
+        return _as_folder(self.dataset.replace(":", "-"))
+
+    @property
+    def _setting_folder(self) -> str:
+        """The setting, whose options may have paths of files, as the name of a folder."""
+        return _as_folder(self.setting.replace(":", "_"))[:100]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -155,6 +161,10 @@ class RunConfig:
                 yield hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
                 for hashed, name, value in taken:
                     hashed[name] = value
+
+
+def _as_folder(name: str) -> str:
+    return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
 
 
 def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

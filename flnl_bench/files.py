@@ -11,12 +11,13 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
 
 from flnl_bench import text
 from flnl_bench.errors import BadInput, one_line
@@ -55,7 +56,8 @@ def sweep_parts(folder: Path, name: str = "") -> None:
         for entry in os.scandir(folder):
             found = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
             if found and not alive(int(found[1])):
-                os.unlink(entry.path)
+                remove = shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink
+                remove(entry.path)
 
 
 def write_new(path: Path, content: str | bytes) -> None:
@@ -91,6 +93,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder and try to write there, or say why that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        write_new(probe, "")
+        probe.unlink()
+    except OSError as error:
+        reason = f"{error.strerror} (choose another folder with --out)"
+        raise BadInput(f"cannot write to {folder}: {reason}") from None
 
 
 # -- names and places --------------------------------------------------------------------------------
@@ -179,7 +193,7 @@ def _check_depth(value: Any, left: int) -> None:
             _check_depth(item, left - 1)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON document is a number, and not true or false."""
     return type(value) in (int, float)
 
@@ -202,13 +216,17 @@ def check_unpacked(archive: zipfile.ZipFile, packed: int) -> None:
         raise ValueError(f"{packed / MB:.1f} MB would unpack to {total / MB:.0f} MB")
     if len(set(archive.namelist())) < len(archive.namelist()):
         raise ValueError("a name is in it twice")
+    if {member.compress_type for member in archive.infolist()} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise ValueError("it is packed in a way that is not ours")
 
 
-def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
+def read_npz(
+    path: Path, required: Iterable[str], optional: Iterable[str] = (), *, follow: bool = True
+) -> dict[str, np.ndarray]:
     """The named arrays of a .npz file; pickled content is refused."""
     required = tuple(required)
     try:
-        with open_file(path, follow=True) as file, zipfile.ZipFile(file) as archive:
+        with open_file(path, follow=follow) as file, zipfile.ZipFile(file) as archive:
             check_unpacked(archive, os.fstat(file.fileno()).st_size)
             names = {name.removesuffix(".npy") for name in archive.namelist()}
             arrays = {key: _array(archive, key) for key in (*required, *optional) if key in names}
@@ -220,6 +238,23 @@ def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) 
         found = ", ".join(sorted(names)) or "none"
         raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {found})")
     return arrays
+
+
+def read_array(path: Path, where: str) -> np.ndarray:
+    """The array of a .npy file, or the numbers of a text file; errors say `where` it is asked for."""
+    import numpy as np
+
+    try:
+        with open_file(path, follow=True) as file:
+            if path.suffix == ".npy":
+                return np.load(file, allow_pickle=False)
+            return np.loadtxt(file, delimiter="," if path.suffix == ".csv" else None)
+    except FileNotFoundError:
+        raise BadInput(f"{where}: there is no file {path}") from None
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    except Exception as error:  # a broken header is Python code to NumPy: it raises whatever that leads to
+        raise BadInput(f"{where}: {path} holds no array of numbers: {one_line(error)}") from None
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:

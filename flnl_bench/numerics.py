@@ -126,11 +126,12 @@ AGGREGATORS: dict[str, Rule] = {
 @torch.no_grad()
 def _middle_mean(weights: Models, drop: int) -> dict[str, Tensor]:
     """The mean of every coordinate without its `drop` smallest and largest values."""
-    kept = slice(drop, len(weights) - drop)
-    return {
-        name: torch.stack([model[name] for model in weights]).sort(0).values[kept].mean(0)
-        for name in weights[0]
-    }
+    kept, middle = slice(drop, len(weights) - drop), {}
+    for name, first in weights[0].items():
+        values = torch.stack([model[name] for model in weights]).sort(0).values
+        # In the memory layout of the models: with another one, networks give other bits.
+        middle[name] = torch.empty_like(first).copy_(values[kept].mean(0))
+    return middle
 
 
 @torch.no_grad()

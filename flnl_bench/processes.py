@@ -1,7 +1,8 @@
 """Processes of our own: how they start, which signals they hear, and when they end.
 
 Ctrl-C and a scheduler's SIGTERM go to whole process groups. The parent decides what they mean; a worker
-hears neither of them from its first instruction on, unless it says that it can.
+hears neither of them from its first instruction on, unless it says that it can. What it prints may be lost: a
+closed terminal ends no run.
 """
 
 from __future__ import annotations
@@ -58,6 +59,38 @@ def start_worker(
             worker.kill()
         raise
     return worker, ours
+
+
+class Lossy:
+    """A stream that remembers its first error, and after that swallows what is written."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.error: Exception | None = None
+
+    def write(self, text: str) -> int:
+        """Write, or give up."""
+        with self._caught():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or give up."""
+        with self._caught():
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def _caught(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self.error = self.error or error
+            with contextlib.suppress(OSError, ValueError):
+                # What is still in its buffer must go somewhere, or Python would complain at its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def alive(pid: int) -> bool:
@@ -127,6 +160,9 @@ def _main_hidden(hidden: bool) -> Iterator[None]:
 
 
 def _serve(connection: Connection) -> None:
+    for name in ("stdout", "stderr"):
+        if stream := getattr(sys, name):  # None if it was closed
+            setattr(sys, name, Lossy(stream))
     threading.Thread(target=_die_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError):  # the parent has given up before it said what to do
         target, arguments = connection.recv()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench.errors import BadInput, one_line, unknown
-from flnl_bench.tables import METHODS_HOOK, Plugins, Table, installed
+from flnl_bench.tables import METHODS_HOOK, Plugins, Source, Table, installed
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -50,6 +50,8 @@ class Registry:
     plugins: dict[str, str] = field(default_factory=dict)  # plugin → distribution
     problems: list[str] = field(default_factory=list)
     tables: dict[str, Table[Any]] = field(default_factory=dict)  # of all kinds, methods too, with all entries
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of all plugins, also of those that failed
+    failed: Mapping[str, str] = field(default_factory=dict)  # plugin → why it could not be loaded
 
     @property
     def origin(self) -> dict[str, str]:
@@ -103,6 +105,7 @@ def load_registry(plugins: Plugins | None = None) -> Registry:
     from flnl_bench.data import DATASETS
     from flnl_bench.models import MODELS
     from flnl_bench.scenario import NOISES, PARTITIONS
+    from flnl_bench.trackers import TRACKERS
 
     plugins = plugins or Plugins()
     methods = plugins.complete(_no_methods())
@@ -111,15 +114,21 @@ def load_registry(plugins: Plugins | None = None) -> Registry:
         "noises": NOISES,
         "partitions": PARTITIONS,
         "models": MODELS,
+        "trackers": TRACKERS,
     }
     tables = {"methods": methods, **{kind: plugins.complete(table) for kind, table in others.items()}}
-    return Registry(methods, plugins.owners, plugins.problems, tables)
+    found = plugins.found, plugins.failed
+    return Registry(methods, plugins.owners, plugins.problems, tables, *found)
 
 
-@functools.cache
 def default_registry() -> Registry:
     """The registry of this process."""
-    return load_registry(installed())
+    return _registry_of(installed())
+
+
+@functools.lru_cache(maxsize=1)
+def _registry_of(plugins: Plugins) -> Registry:
+    return load_registry(plugins)
 
 
 # -- hyper-parameters on the command line -----------------------------------------------------------

@@ -8,14 +8,20 @@ is not built in, in whatever process asks, so that worker processes find the sam
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
+from flnl_bench import plugin_files
 from flnl_bench.errors import BadInput, BrokenContract, MissingData, one_line, place_in, unknown
 
 if TYPE_CHECKING:
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from flnl_bench.data import DatasetKind
     from flnl_bench.models import ModelKind
     from flnl_bench.scenario import NoiseKind, PartitionKind
+    from flnl_bench.trackers import Tracker
 
 GROUP = "flnl_bench"
 OWN = "flnl-bench"  # this project's distribution, and where built-in entries come from
@@ -60,8 +67,26 @@ class Hooks:
         """Return the networks that this plugin adds."""
         return []
 
+    @hookspec
+    def flnl_register_trackers(self) -> list[type[Tracker]]:
+        """Return the tracker classes that this plugin adds."""
+        return []
+
 
 HOOKS = [name for name in vars(Hooks) if name.startswith("flnl_register_")]
+
+# What a plugin file without hooks offers: subclasses and instances of these that are defined there. If the
+# module of one is not loaded, the file cannot have any.
+CLASSES = {
+    METHODS_HOOK: ("flnl_bench.api", "Method"),
+    "flnl_register_trackers": ("flnl_bench.trackers", "Tracker"),
+}
+INSTANCES = {
+    "flnl_register_noises": ("flnl_bench.scenario", "NoiseKind"),
+    "flnl_register_partitions": ("flnl_bench.scenario", "PartitionKind"),
+    "flnl_register_datasets": ("flnl_bench.data", "DatasetKind"),
+    "flnl_register_models": ("flnl_bench.models", "ModelKind"),
+}
 
 
 class Table(dict[str, E]):
@@ -125,12 +150,17 @@ def check_entry(kind: type[Any], entry: Any, numbers: bool = True) -> None:
     """Refuse what is no `kind` with a help line and a name; names of kinds that take numbers have none."""
     if not isinstance(entry, kind):
         raise BadInput(f"{entry!r} is not a {kind.__name__}")
+    check_name(kind.__name__, entry.name, entry.help, numbers)
+
+
+def check_name(kind: str, name: object, help: object, numbers: bool = True) -> None:
+    """Refuse a name that is not made of words, and a missing help line."""
     word = "[a-z0-9]+" if numbers else "[a-z][a-z0-9]*"
-    if not isinstance(entry.name, str) or not re.fullmatch(rf"[a-z][a-z0-9]*(-{word})*", entry.name):
+    if not isinstance(name, str) or not re.fullmatch(rf"[a-z][a-z0-9]*(-{word})*", name):
         rule = "lower-case words joined by dashes" + ("" if numbers else ", each beginning with a letter")
-        raise BadInput(f"{kind.__name__} {entry.name!r}: its name is not {rule}")
-    if not isinstance(entry.help, str) or not entry.help:
-        raise BadInput(f"{kind.__name__} {entry.name!r} has no help line")
+        raise BadInput(f"{kind} {name!r}: its name is not {rule}")
+    if not isinstance(help, str) or not help:
+        raise BadInput(f"{kind} {name!r} has no help line")
 
 
 def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -145,32 +175,50 @@ def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise BrokenContract(f"{what}: {one_line(error)} ({place})") from error
 
 
-class Plugins:
-    """The installed plugins: each is imported when it is first asked, in a net of its own."""
+@dataclass(frozen=True)
+class Source:
+    """Where a plugin comes from."""
 
-    def __init__(self) -> None:
-        """Look for entry points; this project's come first, so that nobody takes a name."""
+    owner: str  # its distribution, or "file"
+    version: str
+    where: str  # its module or file
+    load: Callable[[], object]
+    file: Path | None = None
+
+
+class Plugins:
+    """The plugins of a process: each is imported when it is first asked, in a net of its own."""
+
+    def __init__(self, files: Iterable[Path] = ()) -> None:
+        """Look for entry points, then for files; this project comes first, so that nobody takes a name."""
         found = [(entry.dist.name if entry.dist else "?", entry) for entry in entry_points(group=GROUP)]
-        self.found: dict[str, tuple[str, EntryPoint]] = {}  # plugin → distribution, entry point
+        self.found: dict[str, Source] = {}  # by the name of the plugin
         for owner, entry in sorted(found, key=lambda pair: pair[0] != OWN):
             name = f"{owner}:{entry.name}" if entry.name in self.found else entry.name
-            self.found[name] = owner, entry
+            version = getattr(entry.dist, "version", "?")
+            self.found[name] = Source(owner, version, entry.value, functools.partial(_loaded, entry))
+        for file in files:
+            name = f"file:{file.stem}" if file.stem in self.found else file.stem
+            name = str(file) if name in self.found else name
+            load = functools.partial(plugin_files.import_file, file)
+            self.found[name] = Source("file", "", str(file), load, file)
         self.loaded: dict[str, dict[str, list[Any]]] = {}  # plugin → hook → what it offers
         self.tables: dict[str, Table] = {}  # hook → complete table
         self.problems: list[str] = []
+        self.failed: dict[str, str] = {}  # why a plugin could not be loaded
 
     @property
     def owners(self) -> dict[str, str]:
         """The distribution of each plugin that could be loaded."""
-        return {plugin: self.found[plugin][0] for plugin, offers in self.loaded.items() if offers}
+        return {plugin: self.found[plugin].owner for plugin, offers in self.loaded.items() if offers}
 
     def complete(self, table: Table[E]) -> Table[E]:
         """A table with what all plugins add to it."""
         if table.hook not in self.tables:
             full = self.tables[table.hook] = Table(table.what, table.hook, table.check, table.values())
-            for plugin, (owner, _) in self.found.items():
+            for plugin, source in self.found.items():
                 # This project's other kinds are built in, and its methods take seconds to import.
-                if owner != OWN or table.hook == METHODS_HOOK:
+                if source.owner != OWN or table.hook == METHODS_HOOK:
                     told = [full.add(plugin, entry) for entry in self.offers(plugin).get(table.hook, ())]
                     self.problems += filter(None, told)
         return self.tables[table.hook]
@@ -178,29 +226,103 @@ class Plugins:
     def offers(self, plugin: str) -> dict[str, list[Any]]:
         """What a plugin adds, by hook; nothing if it cannot be loaded."""
         if plugin not in self.loaded:
-            entry = self.found[plugin][1]
+            source = self.found[plugin]
             try:
-                offered = self.loaded[plugin] = _offered(entry.load())
-                if not any(offered.values()):
-                    self.problems.append(
-                        f"plugin {plugin!r} ({entry.value}) offers nothing (is @hookimpl missing?)"
-                    )
+                offered = self.loaded[plugin] = _offered(source.load(), bare=source.file is not None)
+                if not any(offered.values()) and source.owner != OWN:
+                    missing = "no Method in it" if source.file else "is @hookimpl missing?"
+                    self.problems.append(f"plugin {plugin!r} ({source.where}) offers nothing ({missing})")
             except (Exception, SystemExit) as error:
                 self.loaded[plugin] = {}
-                self.problems.append(f"plugin {plugin!r} ({entry.value}): {one_line(error)}; skipped")
+                self.failed[plugin] = _why(error, source)
+                self.problems.append(f"plugin {plugin!r} ({source.where}): {self.failed[plugin]}; skipped")
         return self.loaded[plugin]
 
+    def file_digest(self, hook: str, name: str) -> tuple[str, str] | None:
+        """The name and the digest of the plugin file that an entry comes from; None if it is from none."""
+        plugin = self.tables[hook].origin.get(name, OWN) if hook in self.tables else OWN
+        source = self.found.get(plugin)
+        digest = plugin_files.loaded_digest(source.file) if source and source.file else None
+        return (plugin, digest) if digest else None
 
-def _offered(plugin: object) -> dict[str, list[Any]]:
+
+def _loaded(entry: EntryPoint) -> object:
+    """An installed plugin, if it was written for this version of the API."""
+    try:
+        plugin = entry.load()
+    except Exception:
+        # It may have failed because it asked for something newer; that says more than an ImportError.
+        if content := _content(entry):
+            plugin_files.check_api(plugin_files.wanted_api(content))
+        raise
+    plugin_files.check_api(getattr(plugin, plugin_files.WANTED, 1))
+    return plugin
+
+
+def _content(entry: EntryPoint) -> bytes | None:
+    """The source of an entry point's module, if it can be had without running it."""
+    try:
+        spec = importlib.util.find_spec(entry.value.partition(":")[0])
+        content = Path(spec.origin).read_bytes() if spec and spec.origin else None
+        return content if content and compile(content, "", "exec", dont_inherit=True) else None
+    except Exception:
+        return None
+
+
+def _offered(plugin: object, bare: bool = False) -> dict[str, list[Any]]:
     """Ask one plugin for its entries, in a manager of its own: no plugin can spoil another."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     manager.register(plugin)
     manager.check_pending()
+    if bare and not manager.get_hookcallers(plugin):
+        return _defined(vars(plugin))
     return {hook: [entry for answer in getattr(manager.hook, hook)() for entry in answer] for hook in HOOKS}
 
 
-@functools.cache
+def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
+    """The entries that a module without hooks defines; a class without a name may be a base of others."""
+    values = list({id(value): value for key, value in names.items() if key[0] != "_"}.values())
+    offered: dict[str, list[Any]] = {}
+    for hook, (module, kind) in (CLASSES | INSTANCES).items():
+        base = getattr(sys.modules.get(module), kind, ())
+        if hook in INSTANCES:
+            offered[hook] = [value for value in values if isinstance(value, base)]
+            continue
+        own = [v for v in values if isinstance(v, type) and v.__module__ == names["__name__"]]
+        found = [cls for cls in own if issubclass(cls, base)]
+        parents = {parent for cls in found for parent in cls.__mro__[1:]}
+        offered[hook] = [cls for cls in found if hasattr(cls, "name") or cls not in parents]
+    return offered
+
+
+def _why(error: BaseException, source: Source) -> str:
+    """What is wrong with a plugin that could not be loaded, in one line; with the line of a file."""
+    if isinstance(error, BadInput):
+        return str(error)
+    if isinstance(error, pluggy.PluginValidationError):  # says why in its last line
+        return f"{type(error).__name__}: {'; '.join(str(error).splitlines()[1:]) or error}"
+    if source.file and not isinstance(error, SyntaxError | OSError):
+        frames = "".join(traceback.format_exception(error))
+        return f"{one_line(error)} ({place_in(frames, str(source.file))})"
+    return one_line(error)
+
+
 def installed() -> Plugins:
-    """The plugins of this process."""
-    return Plugins()
+    """The plugins of this process: installed ones, and files."""
+    return _installed(os.environ.get(plugin_files.VARIABLE, ""))
+
+
+@functools.lru_cache(maxsize=1)
+def _installed(variable: str) -> Plugins:
+    return Plugins(plugin_files.files_in_use())
+
+
+def load_plugin(file: str | os.PathLike[str]) -> None:
+    """Use what a Python file adds, in this process and in those that it starts; read anew if it has changed.
+
+    Args:
+        file: defines methods, or other kinds, or implements the hooks of a plugin.
+    """
+    plugin_files.use_files([Path(file)])
+    _installed.cache_clear()

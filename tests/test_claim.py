@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 
 import pytest
@@ -13,7 +14,7 @@ from suite_grids import GOOD, TINY, grid_of
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput
 from flnl_bench.recorder import claim as claim_module
-from flnl_bench.recorder.claim import BEAT, STALE, Busy, Claim, claimed, owner
+from flnl_bench.recorder.claim import BEAT, STALE, Busy, Claim, claimed, owner, waits_for
 from flnl_bench.runs.resolve import prepare
 from flnl_bench.suite.board import Board, RunStatus, look
 
@@ -87,6 +88,38 @@ def test_a_claim_that_is_let_go_while_it_is_read_is_no_claim(tmp_path, monkeypat
     monkeypatch.setattr(claim_module, "_read", read_and_lose)
     with claimed(tmp_path) as claim:
         claim.check()
+
+
+def test_a_process_number_that_is_used_again_holds_nothing(tmp_path):
+    leave_claim(tmp_path, 0, host=platform.node(), pid=os.getpid())  # alive, and not at work
+    assert owner(tmp_path) is None
+    with claimed(tmp_path):
+        assert owner(tmp_path) == f"process {os.getpid()} on {platform.node()}"
+
+
+@pytest.mark.parametrize("pid", [0, -1, None, "1", 1.5, True, [], 2**80])
+@pytest.mark.parametrize("host", ["elsewhere", 3, None])
+def test_a_claim_of_no_process_is_no_claim(tmp_path, pid, host):
+    leave_claim(tmp_path, 0, pid=pid, host=host)
+    if not (type(pid) is int and pid > 0 and host == "elsewhere"):
+        assert owner(tmp_path) is None
+        with claimed(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("age", [-1e9, -3600.0, 1e9])
+def test_a_claim_whose_time_cannot_be_is_not_waited_for(tmp_path, age):
+    leave_claim(tmp_path, age)
+    assert owner(tmp_path) is None
+    with claimed(tmp_path):
+        pass
+
+
+def test_whoever_waits_is_told_for_whom_and_how_to_go_on(tmp_path):
+    leave_claim(tmp_path, 0, pid=7)
+    assert f"process 7 on elsewhere is working on {tmp_path}" in waits_for(tmp_path)
+    with pytest.raises(Busy, match=r"process 7 on elsewhere .* remove .*claim, or wait"), claimed(tmp_path):
+        pass
 
 
 class Beats:

@@ -166,7 +166,8 @@ def test_scenario_show_prints_every_client():
     assert lines[-3].split()[0] == "99"
     assert lines[-2].startswith("100 clients (50 noisy), 1437 images")
     assert lines[-1].startswith("fingerprint ")
-    assert len(flnl("scenario", "show", "--setting", "clean", "--json").json["per_client"]) == 20
+    twenty = flnl("scenario", "show", "--setting", "clean", "--clients", 20, "--json")
+    assert len(twenty.json["per_client"]) == 20
 
 
 # -- list and show -----------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ def refused(*arguments, code=2) -> str:
         (["--seed", "-1"], "invalid value for '--seed'"),
         (["--rounds", "many"], "invalid value for '--rounds': Input should be a valid integer"),
         (["--sede", "1"], "no such option: --sede; did you mean --seed?"),
-        (["extra"], "got unexpected extra argument"),
+        (["extra"], "there is no run file extra"),
+        (["extra", "more"], "got unexpected extra argument"),
         (
             ["--scenario", "file"],
             "--scenario fixes the federation: leave out --setting, --clients, --samples",

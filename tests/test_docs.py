@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer.main
+from command_line import flnl, rounds_of, tiny
 
 from flnl_bench import Method, Update, noisy_clients, numerics
 from flnl_bench.cli import app
@@ -118,17 +119,45 @@ def test_every_snippet_about_python_runs(tmp_path, monkeypatch):
 TUTORIAL = re.findall(r"^```python\n(.*?)^```", page("writing-a-method.md"), re.M | re.S)
 
 
-def test_the_first_method_of_the_tutorial_runs():
+def snippet(word: str) -> str:
+    """The one example of the tutorial that has a word in it."""
+    (found,) = [text for text in TUTORIAL if word in text]
+    return found
+
+
+def test_the_first_method_of_the_tutorial_runs_from_a_file_and_from_a_hook(tmp_path, monkeypatch):
     names = {}
-    exec(TUTORIAL[0], names)
+    exec(snippet('class Bootstrap(Method):\n    "'), names)
+    exec(snippet("def flnl_register_methods"), names)
+    exec(snippet("parametrize_with_checks"), names)
+    assert len(names["test_conformance"].pytestmark[0].args[1]) == 12
     (method,) = names["flnl_register_methods"]()
     (row,) = play(toy_engine(method(trust=0.9)), rounds=1)
     assert row["train_loss"] > 0
+    monkeypatch.setenv("FLNL_PLUGINS", str(tmp_path / "bootstrap.py"))
+    (tmp_path / "bootstrap.py").write_text(snippet('class Bootstrap(Method):\n    "'))
+    assert flnl(*tiny(tmp_path, "--set", "trust=0.9", method="bootstrap")).code == 0
+
+
+def test_a_method_may_call_the_default_of_a_hook():
+    names = {}
+    exec(snippet("class Cautious"), names)
+    server = toy_engine(names["Cautious"]()).server
+    server.weights = {"w": torch.tensor(1.0)}
+    updates = [Update(k, 10, {"w": torch.tensor(value)}, {}) for k, value in enumerate((2.0, 4.0))]
+    assert names["Cautious"]().aggregate(server, updates)["w"].item() == 2.0
+
+
+def test_every_snippet_of_the_tutorial_is_executed():
+    names = {}
+    for text in TUTORIAL:
+        exec(text, names)
+    assert names["Bootstrap"].version == 2
 
 
 def test_the_second_method_of_the_tutorial_trusts_clients_less_that_fit_badly():
     names = {}
-    exec(TUTORIAL[1], names)
+    exec(snippet("class Doubt"), names)
     engine = toy_engine(names["Doubt"](), fraction=1.0)
     play(engine, rounds=2)
     server = engine.server
@@ -141,3 +170,29 @@ def test_the_second_method_of_the_tutorial_trusts_clients_less_that_fit_badly():
     beliefs = names["Doubt"]().beliefs(server, 0, engine.federation.states[0])
     assert len(beliefs.clean) == server.sizes[0]
     assert 0 < beliefs.clean.sum() < server.sizes[0]
+
+
+TOML = {
+    re.match(r"# (\S+)", text)[1]: text
+    for text in re.findall(r"^```toml\n(.*?)^```", page("commands.md"), re.M | re.S)
+}
+
+
+def test_the_run_file_and_the_preset_of_the_page_work_together(tmp_path):
+    for name, text in TOML.items():
+        (tmp_path / name).write_text(text)
+    small = ["--rounds", 1, "--clients", 4, "--epochs", 1, "--samples", 200, "--out", tmp_path]
+    done = flnl("run", tmp_path / "mine.toml", "--seed", 7, *small, "--json").json
+    assert (done["method"], done["preset"], done["partition"]) == ("fedprox", "small", "dir-0.3")
+    shown = flnl("show", "preset", tmp_path / "small.toml", "--method", "fedprox", "--json").json
+    assert (shown["training"]["rounds"], shown["methods"]["fedprox"]["mu"]["value"]) == (10, 0.5)
+
+
+def test_data_of_one_s_own_are_read_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"^```python\n(.*?)^```", page("writing-a-dataset.md"), re.M | re.S)
+    (made,) = [text for text in snippets if "savez" in text]
+    exec(made, {})
+    options = ["--dataset", "npz:mine.npz", "--model", "tiny-cnn", "--out", tmp_path]
+    done = flnl(*tiny(tmp_path, *options, "--json", setting="real")).json
+    assert len(rounds_of(done["run_dir"])) == 3

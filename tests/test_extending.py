@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md, installed as a stranger's package."""
+"""The examples of docs/writing-a-*.md, installed as a stranger's package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from command_line import TINY
 
 from flnl_bench import tables
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / f"writing-a-{kind}.md" for kind in ("noise", "partition", "dataset", "model", "tracker")]
+SNIPPETS = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S) for page in PAGES]
+EXAMPLES = [snippets[0] for snippets in SNIPPETS]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,7 @@ EXTRAS = {
 }
 
 
-def test_the_page_has_an_example_of_every_kind_and_names_every_hook():
-    assert len(EXAMPLES) == 4
+def test_every_kind_has_a_page_with_an_example_of_its_hook():
     for hook in set(tables.HOOKS) - {tables.METHODS_HOOK}:
         assert sum(f"def {hook}()" in example for example in EXAMPLES) == 1
 
@@ -60,6 +61,7 @@ def test_the_plugin_of_the_page_is_listed_with_all_that_it_adds(outside):
     assert extras["distribution"] == "flnl-bench-extras"
     assert (extras["noises"], extras["partitions"]) == (["dim"], ["giant"])
     assert (extras["datasets"], extras["models"], extras["methods"]) == (["bars"], ["mlp"], [])
+    assert (extras["trackers"], extras["version"], extras["failed"]) == (["diary"], "0.1", None)
 
 
 def test_a_suite_and_worker_processes_find_the_kinds_of_the_page(outside, tmp_path):
@@ -71,7 +73,8 @@ def test_a_suite_and_worker_processes_find_the_kinds_of_the_page(outside, tmp_pa
     outside("suite", file, "--jobs", 1, "--out", tmp_path / "suite")
     (suite,) = (tmp_path / "suite").rglob("rounds.jsonl")
     options = [part for name, value in EXTRAS.items() for part in (f"--{name}", value)]
-    made = outside("run", "--method", "fedavg", *options, *TINY, "--workers", 2, "--out", tmp_path / "run")
+    made = outside("run", "--method", "fedavg", *options, *TINY, "--workers", 2, "--out", tmp_path / "run",
+                   "--tracker", "diary")  # fmt: skip
     rounds = Path(made["run_dir"], "rounds.jsonl")
 
     def numbers(path):
@@ -82,6 +85,7 @@ def test_a_suite_and_worker_processes_find_the_kinds_of_the_page(outside, tmp_pa
 
     assert numbers(rounds) == numbers(suite)
     assert len(numbers(rounds)) == 3
+    assert len((rounds.parent / "trackers" / "diary" / "accuracy.csv").read_text().splitlines()) == 4
 
 
 def test_the_noise_of_the_page_hits_dark_images_only():

@@ -136,7 +136,7 @@ def test_the_list_of_plugins_says_what_each_adds_of_every_kind(install, monkeypa
     monkeypatch.setattr("flnl_bench.registry.default_registry", lambda: load_registry(found))
     (row,) = listing.plugins()
     assert row["description"] == (
-        "from flnl-bench-toy: datasets stripes; noises ones; partitions ordered; models flat"
+        "from flnl-bench-toy ?: datasets stripes; noises ones; partitions ordered; models flat"
     )
     assert (row["methods"], row["noises"], row["models"]) == ([], ["ones"], ["flat"])
 

@@ -222,7 +222,7 @@ def test_torn_foreign_and_old_files_are_named_and_not_counted(tmp_path, text, wh
     ("change", "why"),
     [
         ({"last10": None}, "summary.last10 is None, not a percentage"),
-        ({"last10": float("nan")}, "summary.last10 is nan, not a percentage"),
+        ({"last10": float("nan")}, "torn: not whole JSON"),
         ({"best": 250.0}, "summary.best is 250.0, not a percentage"),
         ({"rounds": 3}, "its status is done, but its summary is not of all rounds"),
     ],

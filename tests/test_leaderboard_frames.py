@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 import typer.main
 from command_line import flnl
-from synthetic_runs import write_grid, write_run
+from synthetic_runs import preset_of, write_grid, write_run
 
 from flnl_bench.cli import app
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, Format
 from flnl_bench.leaderboards.frames import leaderboard, load_results
 
+ROUNDS, CLIENTS = (getattr(preset_of("quick").training("digits"), name) for name in ("rounds", "clients"))
 DOCS = Path(__file__).parents[1] / "docs"
 GRID = {
     "fedavg": {"clean": (90.0, 92.0), "sym-1.0": (20.0, 22.0), "asym-1.0": (60.0, 62.0)},
@@ -41,7 +42,7 @@ def test_runs_are_a_frame_with_one_row_a_finished_run(folder):
     one = runs[(runs.method == "fedgr") & (runs.setting == "sym-1.0") & (runs.seed == 13)].iloc[0]
     assert (one.dataset, one.partition, one.preset, one.device) == ("digits", "iid", "quick", "cpu")
     assert one.last10 == one.best == pytest.approx(74.0)
-    assert (one.rounds, one.bytes_down, one.seconds) == (50, 50 * 100, 50 * 0.5)
+    assert (one.rounds, one.bytes_down, one.seconds) == (ROUNDS, ROUNDS * 100, ROUNDS * 0.5)
     assert (Path(one.run_dir) / "run.json").exists()
 
 
@@ -50,7 +51,7 @@ def test_training_and_hyperparameters_are_columns_that_can_be_asked_for(tmp_path
         write_run(tmp_path, "fedprox", hyperparameters={"mu": mu}, changed={"mu": mu})
     write_run(tmp_path, "fedavg", hyperparameters={"view": "weak"})
     runs = load_results(tmp_path).runs
-    assert runs.query("hyper_mu < 0.5 and training_clients == 20").changed.tolist() == [{"mu": 0.1}]
+    assert runs.query("hyper_mu < 0.5 and training_clients == @CLIENTS").changed.tolist() == [{"mu": 0.1}]
     assert runs[runs.method == "fedavg"].hyper_mu.isna().all()
     assert runs[runs.method == "fedavg"].hyperparameters.tolist() == [{"view": "weak"}]
 
@@ -58,14 +59,14 @@ def test_training_and_hyperparameters_are_columns_that_can_be_asked_for(tmp_path
 def test_rounds_are_a_frame_that_knows_its_runs(folder):
     results = load_results(folder)
     rounds = results.rounds
-    assert len(rounds) == 16 * 50
-    assert rounds.groupby("run_dir")["round"].max().unique().tolist() == [49]
-    last = rounds[rounds["round"] >= 40].groupby("run_dir").accuracy.mean()
+    assert len(rounds) == 16 * ROUNDS
+    assert rounds.groupby("run_dir")["round"].max().unique().tolist() == [ROUNDS - 1]
+    last = rounds[rounds["round"] >= ROUNDS - 10].groupby("run_dir").accuracy.mean()
     assert last.to_dict() == pytest.approx(results.runs.set_index("run_dir").last10.to_dict())
     assert rounds.diagnostics_memorised.tolist() == [10.0] * len(rounds)
     some = results.rounds_of(results.runs[results.runs.method == "fedgr"])
     assert set(some.method) == {"fedgr"}
-    assert len(some) == 6 * 50
+    assert len(some) == 6 * ROUNDS
 
 
 def test_rounds_are_not_read_before_they_are_asked_for(folder):

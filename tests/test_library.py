@@ -194,7 +194,8 @@ def test_the_command_and_the_function_take_the_same_options():
     command = typer.main.get_command(cli.app).commands["run"]
     options = {parameter.name for parameter in command.params} - {"help"}
     arguments = set(inspect.signature(fb.run).parameters)
-    assert options - {"seeds", "as_json"} == arguments - {"progress", "loading"}
+    only_there = {"seeds", "as_json", "file", "plugin", "debug", "pdb"}
+    assert options - only_there == arguments - {"progress", "loading"}
     named = arguments - {"seed", "fresh", "progress", "loading", "training"}
     assert named | set(TRAINING) == OPTIONS
 

@@ -176,7 +176,7 @@ def test_data_cannot_end_its_script_and_reads_as_before():
     text = str(script_data({EVIL: [EVIL]}))
     assert json.loads(text) == {EVIL: [EVIL]}
     assert not re.search("[<>&\u2028\x1b]", text)
-    assert shown("a\x1b[31m\nb\u2028") == "a\\x1b[31m\nb\\u2028"
+    assert shown("a\x1b[31m\nb\u2028") == "a\\x1b[31m\nb "
 
 
 # -- files -------------------------------------------------------------------------------------------

@@ -109,6 +109,8 @@ def test_filters_leave_what_is_chosen_and_the_address_keeps_it(open_page):
     digits = page.locator("section", has_text="digits · iid").first
     assert "20.00" in digits.inner_text()
     assert "±" not in digits.locator("tbody").inner_text()  # one seed
+    page.locator("h1").click()
+    assert page.locator("details.filter[open]").count() == 0  # it would lie over the table
     page.locator("#metric").select_option("memorised")
     assert "10.00" in rows(page)[0]
     page.reload()
@@ -166,6 +168,9 @@ def test_the_keyboard_is_enough(open_page):
     reach("details[data-filter=partition] input")
     page.keyboard.press("Space")
     assert page.locator("#count").inner_text() != "3 of 3 tables"
+    page.keyboard.press("Escape")
+    assert page.locator("details.filter[open]").count() == 0
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
     reach("button.sort[data-sort$=':Avg']")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     page.keyboard.press("Enter")

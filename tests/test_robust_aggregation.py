@@ -169,6 +169,12 @@ def test_neither_the_order_of_clients_nor_the_origin_matters(name):
     assert of(AGGREGATORS[name], moved, shares) == near(here[0] + 100, here[1] - 7)
 
 
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_the_memory_layout_is_that_of_the_models(name):
+    weights = [{"w": torch.rand(4, 3, 2, 2).to(memory_format=torch.channels_last)} for _ in range(5)]
+    assert AGGREGATORS[name](weights, [1] * 5)["w"].stride() == weights[0]["w"].stride()
+
+
 @pytest.mark.parametrize("name", ["krum", "multi-krum", "rfa"])
 def test_running_statistics_do_not_decide_who_is_far(name):
     plain = models(SQUARE)

@@ -69,7 +69,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_pat
     ("arguments", "expected"),
     [
         (["nowhere.toml"], "there is no suite file nowhere.toml"),
-        ([BENCHMARKS], f"{BENCHMARKS} is a folder, not a suite file"),
+        ([BENCHMARKS], f"{BENCHMARKS} is a folder, not a file"),
         ([BENCHMARKS / "smoke.toml", "--executor", "slrum"], "did you mean 'slurm'?"),
         ([BENCHMARKS / "smoke.toml", "--jobs", "0"], "invalid value for '--jobs'"),
         ([BENCHMARKS / "smoke.toml", "--device", "gpu"], "unknown device 'gpu'"),

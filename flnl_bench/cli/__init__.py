@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -16,6 +14,7 @@ from flnl_bench.cli import (
     listing,
     observe,
     plot,
+    plugin,
     report,
     results,
     run,
@@ -24,12 +23,13 @@ from flnl_bench.cli import (
     suite,
 )
 from flnl_bench.cli.console import Interrupted, note
-from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData
+from flnl_bench.cli.streams import standard_streams
+from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData, one_line
 from flnl_bench.processes import terminate_as_interrupt
 
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
-app = typer.Typer(name="flnl-bench", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="flnl-bench", pretty_exceptions_enable=False)
 app.command("run")(run.run)
 app.command("list")(listing.list_names)
 app.command("show")(show.show)
@@ -41,6 +41,7 @@ app.command("compare")(compare.compare)
 app.add_typer(observe.app, name="observe")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(results.app, name="results")
+app.add_typer(plugin.app, name="plugin")
 
 
 @app.callback(invoke_without_command=True)
@@ -65,18 +66,20 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit: 0 done, 1 failed, 2 bad input, 3 data missing, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks
-    with terminate_as_interrupt():
-        sys.exit(_execute(arguments))
+    with terminate_as_interrupt(), standard_streams() as out:
+        code = _execute(arguments)
+        out.flush()
+        if out.error and not isinstance(out.error, BrokenPipeError):  # not `| head`, which wants no more
+            note(f"what should be printed is lost: {one_line(out.error)}")
+    sys.exit(code or (FAILED if out.error else 0))
 
 
 def _execute(arguments: Sequence[str] | None) -> int:
     """The exit code of one command; whatever a user can cause becomes one line on stderr."""
     try:
-        code = app(args=arguments, prog_name="flnl-bench", standalone_mode=False)
-        sys.stdout.flush()
+        command = typer.main.get_command(app)
+        hide_types_of_switches(command)
+        code = command(args=arguments, prog_name="flnl-bench", standalone_mode=False)
     except Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
     except (MethodFailed, BrokenContract) as error:
@@ -87,13 +90,18 @@ def _execute(arguments: Sequence[str] | None) -> int:
         return _fail(MISSING_DATA, str(error))
     except typer.TyperException as error:
         return _fail(BAD_INPUT, usage_line(error))
-    except BrokenPipeError:
-        # The reader has gone (`| head`); without this Python complains once more when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
         return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'no file name'}")
     return _fail(INTERRUPTED, "interrupted") if code == INTERRUPTED else int(code or 0)
+
+
+def hide_types_of_switches(command: Any) -> None:
+    """A switch takes no value: where typer would write <bool>, the help says nothing."""
+    for option in command.get_params(typer.Context(command)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        hide_types_of_switches(inner)
 
 
 def _fail(code: int, message: str) -> int:

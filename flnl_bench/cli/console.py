@@ -14,8 +14,10 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from flnl_bench.files import json_text
+from flnl_bench.text import lines, terminal
 
 FACT = 9  # width of the names of facts, so that lists below each other line up
 
@@ -24,19 +26,32 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM in the middle of the work; says how to go on."""
 
 
+class SafeConsole(Console):
+    """Texts from files and plugins cannot steer the terminal; a `Text` object is for its maker to check."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a line or cell."""
+        return super().render_str(lines(text), **options)
+
+
 def stdout() -> Console:
-    """The console for results; what users named is printed as it is."""
-    return Console(highlight=False, markup=False, emoji=False)
+    """The console for results; what users named is printed as it is, but for control characters."""
+    return SafeConsole(highlight=False, markup=False, emoji=False)
 
 
 def stderr() -> Console:
     """The console for progress and notes."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def note(text: str) -> None:
     """One line on stderr, whatever the width of the terminal."""
-    print(f"flnl-bench: {text}", file=sys.stderr, flush=True)
+    print(f"flnl-bench: {terminal(text)}", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Lines on stdout, whatever the width of the terminal."""
+    print(lines(text))
 
 
 def tell_problems() -> None:
@@ -78,8 +93,9 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
         box=None, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
     )
     for name in columns:
+        number = name in right  # never parted from its unit
         made.add_column(
-            name, justify="right" if name in right else "left", overflow="fold", header_style="dim"
+            name, justify="right" if number else "left", overflow="fold", header_style="dim", no_wrap=number
         )
     return made
 

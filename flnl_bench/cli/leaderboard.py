@@ -51,13 +51,16 @@ def leaderboard(
     output: Annotated[
         Path | None, option(SHAPE, "FILE", "Write this file instead of stdout.", "--output", "-o")
     ] = None,
+    as_json: Annotated[bool, flag(SHAPE, "The same as --format json.", "--json")] = False,
 ) -> None:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds."""
     from flnl_bench.leaderboards import frames
     from flnl_bench.leaderboards.metrics import check_metric
     from flnl_bench.leaderboards.terminal import show, width_here
 
-    chosen = choose_format(kind, output)
+    if as_json and kind not in (None, "json"):
+        raise BadInput(f"--json and --format {kind} are both given; use one of them")
+    chosen = choose_format("json" if as_json else kind, output)
     check_metric(metric)
     results = frames.load_results(folder, with_published=with_published)
     warn_files(results.problems)

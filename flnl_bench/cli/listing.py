@@ -64,7 +64,10 @@ def settings() -> Rows:
     """Forms of settings: the label noise."""
     from flnl_bench.scenario import NOISES
 
-    return [_row(kind.form, kind.about, plugin) for kind, plugin in _entries(NOISES)]
+    return [
+        {**_row(kind.form, kind.about, plugin), "options": [option.about for option in kind.options]}
+        for kind, plugin in _entries(NOISES)
+    ]
 
 
 def partitions() -> Rows:
@@ -101,13 +104,20 @@ def presets() -> Rows:
     ]
 
 
+def trackers() -> Rows:
+    """Where runs can be shown while they are played."""
+    from flnl_bench.trackers import TRACKERS
+
+    return [_row(tracker.name, tracker.help, plugin) for tracker, plugin in _entries(TRACKERS)]
+
+
 def plugins() -> Rows:
-    """Plugins, the distribution of each and what it adds."""
+    """Plugins: version, where each comes from, what it adds or why it cannot be used."""
     from flnl_bench.registry import default_registry
 
     registry = default_registry()
     rows = []
-    for plugin, distribution in registry.plugins.items():
+    for plugin, source in registry.sources.items():
         added = {
             kind: [name for name, origin in table.origin.items() if origin == plugin]
             for kind, table in registry.tables.items()
@@ -117,13 +127,19 @@ def plugins() -> Rows:
             for kind, names in added.items()
             if names
         ]
-        description = f"from {distribution}: {'; '.join(told) or 'nothing'}"
-        rows.append({"name": plugin, "description": description, "distribution": distribution, **added})
+        failed = registry.failed.get(plugin)
+        what = f"not loaded: {failed}" if failed else "; ".join(told) or "nothing"
+        origin = source.where if source.file else f"{source.owner} {source.version}".rstrip()
+        about = {"distribution": source.owner, "version": source.version, "source": source.where}
+        rows.append(
+            {"name": plugin, "description": f"from {origin}: {what}", "failed": failed, **about, **added}
+        )
     return rows
 
 
 KINDS: dict[str, Callable[[], Rows]] = {
-    each.__name__: each for each in (methods, datasets, settings, partitions, models, presets, plugins)
+    each.__name__: each
+    for each in (methods, datasets, settings, partitions, models, presets, trackers, plugins)
 }
 
 
@@ -170,9 +186,10 @@ def list_names(
         Path | None,
         options.option(options.ONLY, "DIR", "Results folder of the runs.", "--runs", default=str(RUNS)),
     ] = None,
+    plugin: options.Plugins = None,
     as_json: options.Json = False,
 ) -> None:
-    """List methods, data sets, settings, partitions, models, presets and plugins; or runs."""
+    """List methods, data sets, settings, partitions, models, presets, trackers and plugins; or runs."""
     only = {"method": method, "dataset": dataset, "partition": partition, "setting": setting}
     only |= {"preset": preset, "status": status}
     if kind == "runs":
@@ -183,6 +200,7 @@ def list_names(
         raise BadInput(f"--{given[0]} chooses runs: `flnl-bench list runs --{given[0]} …`")
     if kind is not None and kind not in KINDS:
         raise unknown("kind", kind, (*KINDS, "runs"))
+    options.use_plugins(plugin)
     from flnl_bench.tables import installed
 
     found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
@@ -231,8 +249,9 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     for path, record in sorted(records.items()):
         summary = record.summary
         rounds, last10, best = (summary.rounds, summary.last10, summary.best) if summary else (0, None, None)
-        state = (record.status, rounds, last10, best, record.error, str(path))
-        runs.append(ListedRun(*record.config.names.values(), *state))
+        state = {"status": record.status, "rounds": rounds, "last10": last10, "best": best}
+        names: dict[str, Any] = {**record.config.names, **state}
+        runs.append(ListedRun(**names, error=record.error, run_dir=str(path)))
     if not runs:
         raise BadInput(f"there is no run below {folder}")
     left = chosen(runs, only)
@@ -264,10 +283,11 @@ def print_rows(kind: str, rows: Rows) -> None:
 def _lines(row: Mapping[str, Any]) -> list[str]:
     """What people read about one name; --json has more."""
     lines = [row["description"]]
-    if row.get("source"):
+    if row.get("source") and "failed" not in row:
         lines[0] += f" · {row['source']}"
     if row.get("reference"):
         lines.append(row["reference"])
+    lines += [f",{option}" for option in row.get("options", ())]
     if row.get("variants"):
         lines.append(f"variants: {', '.join(row['variants'])}")
     if row.get("hyperparameters"):

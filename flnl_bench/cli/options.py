@@ -47,7 +47,20 @@ ScenarioFile = Annotated[
     Path | None,
     option(SCENARIO, "FILE", "Use an exported scenario instead of these options.", "--scenario"),
 ]
-PresetName = Annotated[str, option(PROTOCOL, "NAME", "quick or paper; see `list presets`.", "--preset")]
+PresetName = Annotated[
+    str, option(PROTOCOL, "NAME", "quick, paper or FILE.toml; `list presets`.", "--preset")
+]
+Plugins = Annotated[
+    list[Path] | None,
+    option(
+        METHOD, "FILE.py", "Use what this Python file adds; repeatable.", "--plugin", default="FLNL_PLUGINS"
+    ),
+]
+Trackers = Annotated[
+    list[str] | None,
+    option(FILES, "NAME", "Show the run elsewhere; `list trackers`; repeatable.", "--tracker"),
+]
+SaveModel = Annotated[bool, flag(FILES, "Keep the final and the best global weights.", "--save-model")]
 DataDir = Annotated[
     Path | None, option(FILES, "DIR", "Folder of the data sets.", default="FLNL_DATA, or a cache folder")
 ]
@@ -80,6 +93,14 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise BadInput(f"--seeds {seeds!r}: a seed is there twice")
     return numbers
+
+
+def use_plugins(files: list[Path] | None) -> None:
+    """Make known what the files of --plugin add."""
+    from flnl_bench.tables import load_plugin
+
+    for file in files or ():
+        load_plugin(file)
 
 
 def parse_training(changes: list[str], asked: Mapping[str, object]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json
+from flnl_bench.cli.console import note, print_json, say
 from flnl_bench.cli.options import option
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
@@ -41,7 +41,7 @@ def export_results(
     if as_json:
         print_json({"file": str(output), "runs": done.runs, "unfinished": done.unfinished})
     else:
-        print(f"{done.runs} runs in {output}")
+        say(f"{done.runs} runs in {output}")
 
 
 @app.command("import")
@@ -59,7 +59,7 @@ def import_results(
     if as_json:
         print_json({"file": str(file), "out": str(out), **counts})
     else:
-        print(f"{out}: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+        say(f"{out}: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
 
 
 def note_unfinished(counts: Mapping[str, int], what: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import (
@@ -26,8 +30,11 @@ from flnl_bench.cli.options import (
     parse_changes,
     parse_seeds,
     parse_training,
+    use_plugins,
 )
 from flnl_bench.cli.outcome import divergence
+from flnl_bench.cli.show import RUNS
+from flnl_bench.errors import BadInput, MethodFailed
 from flnl_bench.recorder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -35,13 +42,20 @@ if TYPE_CHECKING:
     from flnl_bench.runs.result import RunResult
 
 
-def protocol(metavar: str, text: str, *names: str) -> Any:
+def protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
     """An option that changes the preset's protocol."""
-    return option(PROTOCOL, metavar, text, *names, default="preset")
+    return option(PROTOCOL, metavar, text, *names, default=default)
 
 
 def run(
-    method: Annotated[str, option(METHOD, "NAME", "Method or variant; `flnl-bench list methods` shows all.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Run file: these options in TOML; what is given here wins."),
+    ] = None,
+    method: Annotated[
+        str | None, option(METHOD, "NAME", "Method or variant; `flnl-bench list methods` shows all.")
+    ] = None,
+    plugin: options.Plugins = None,
     set: Annotated[
         list[str] | None, option(METHOD, "KEY=VALUE", "Change a hyper-parameter; repeatable.", "--set")
     ] = None,
@@ -56,7 +70,9 @@ def run(
         option(SCENARIO, "1,13,42", "Several runs: mean and sample standard deviation (ddof 1)."),
     ] = None,
     scenario: options.ScenarioFile = None,
-    preset: options.PresetName = "quick",
+    preset: Annotated[
+        str | None, protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
+    ] = None,
     rounds: Annotated[int | None, protocol("N", "Rounds.")] = None,
     fraction: Annotated[float | None, protocol("F", "Share of the clients in a round.")] = None,
     epochs: Annotated[int | None, protocol("E", "Local epochs.")] = None,
@@ -75,7 +91,7 @@ def run(
         list[str] | None,
         protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),
     ] = None,
-    device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str | None, option(DEVICES, "NAME", "auto, cpu, cuda or mps.", default="auto")] = None,
     devices: Annotated[
         str | None, option(DEVICES, "LIST", "Devices for the clients of a round, as cuda:0,cuda:1.")
     ] = None,
@@ -83,8 +99,12 @@ def run(
         int | None, option(DEVICES, "N", "Processes that share the clients of a round.", min=1)
     ] = None,
     data_dir: options.DataDir = None,
-    out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
+    out: Annotated[Path | None, option(FILES, "DIR", "Folder of the runs.", default="results/runs")] = None,
     fresh: Annotated[bool, flag(FILES, "Start anew, even if the run is finished.", "--fresh")] = False,
+    save_model: options.SaveModel = False,
+    tracker: options.Trackers = None,
+    debug: Annotated[bool, flag(FILES, "Show the whole traceback of a method's mistake.", "--debug")] = False,
+    pdb: Annotated[bool, flag(FILES, "Open Python's debugger where a method fails.", "--pdb")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a method on a scenario.
@@ -94,19 +114,67 @@ def run(
     asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["set"] = parse_changes(set or [])
     asked |= parse_training(asked.pop("training") or [], asked)
-    chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds"))
-    del asked["fresh"], asked["as_json"]
-    runs = prepare(chosen, asked)
-    results = [play(each, fresh) for each in runs]
+    chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds")) if seed is not None or seeds else None
+    for name in ("file", "fresh", "as_json", "debug", "pdb"):
+        del asked[name]
+    asked, chosen = with_file(file, asked, chosen)
+    use_plugins(asked.pop("plugin", None))
+    first = next(Path(asked.get("out") or RUNS).rglob("run.json"), None) is None
+    newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
+    runs = prepare(chosen or [1], asked)
+    try:
+        results = [play(each, fresh) for each in runs]
+    except MethodFailed as error:
+        explain(error, debug, pdb)
+        raise
     for result in results:
         if when := divergence(result.summary):
-            note(f"warning: {method}: {when}")
-    if dataset is None and scenario is None:
-        note(
-            f"this was digits; the paper's protocol: flnl-bench run --method {method} "
-            f"--setting {setting} --preset paper --dataset cifar10"
-        )
-    report(results, several=seeds is not None, as_json=as_json)
+            note(f"warning: {result.config.method}: {when}")
+    if newcomer:
+        words = ["flnl-bench", "run"]
+        for name in ("method", "setting", "partition"):
+            words += [f"--{name}", str(asked[name])] if name in asked else []
+        words += [word for change in set or [] for word in ("--set", change)]
+        command = shlex.join([*words, "--preset", "paper", "--dataset", "cifar10"])
+        note(f"this was digits; the paper's protocol: {command}")
+    report(results, several=len(chosen or []) > 1 or seeds is not None, as_json=as_json)
+
+
+def with_file(
+    file: Path | None, given: dict[str, Any], seeds: list[int] | None
+) -> tuple[dict[str, Any], list[int] | None]:
+    """The options and the seeds of a run file, with what is given on the command line in their place."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given["save_model"]:  # a switch that is off says nothing
+        del given["save_model"]
+    read: dict[str, Any] = {}
+    if file is not None:
+        from flnl_bench.runs.file import read_run_file
+
+        read = read_run_file(file)
+        one, several = read.pop("seed", None), read.pop("seeds", None)
+        if one is not None and several is not None:
+            raise BadInput(f"{file}: seed and seeds are both there; use one of them")
+        seeds = seeds or ([one] if one is not None else several)
+        given["set"] = {**read.get("set", {}), **given["set"]}
+        if given.keys() & {"setting", "dataset", "partition", "clients", "samples"}:
+            read.pop("scenario", None)
+        given["plugin"] = [*read.pop("plugin", []), *given.get("plugin", [])]
+    if "method" not in (asked := {**read, **given}):
+        raise BadInput("missing option '--method', or a run file that has it (see flnl-bench run --help)")
+    return asked, seeds
+
+
+def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
+    """Show an author where a method has failed."""
+    cause = error.__cause__
+    assert cause is not None
+    if debug or pdb:
+        traceback.print_exception(cause)
+    if pdb:
+        import pdb as debugger
+
+        debugger.post_mortem(cause.__traceback__)
 
 
 def prepare(seeds: list[int], asked: dict[str, Any]) -> list[Run]:
@@ -117,18 +185,21 @@ def prepare(seeds: list[int], asked: dict[str, Any]) -> list[Run]:
 
         check_source(asked, "--")
         tell_problems()
-        return prepare_seeds(seeds, loading=reporting(), **asked)
+        runs = prepare_seeds(seeds, loading=reporting(), **asked)
+    for each in runs:
+        each.tell = lambda text: note(f"warning: {text}")
+    return runs
 
 
 def play(run: Run, fresh: bool) -> RunResult:
     """Run or resume, with progress on stderr."""
-    from flnl_bench.runs.library import code_warning, finish
+    from flnl_bench.runs.library import finish, what_is_found
 
     total, path = run.config.training.rounds, run.folder.path
     done = 0 if fresh else run.checkpoint.finished_rounds
     if not fresh and run.finished():
         note(f"found finished in {path} (use --fresh to run it again)")
-    if not fresh and (told := code_warning(run)):
+    for told in () if fresh else what_is_found(run):
         note(f"warning: {told}")
     try:
         with watching(f"{run.config.method} s{run.config.seed}", total, done) as watch:

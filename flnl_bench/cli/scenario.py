@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import print_json, reporting, stdout, table
+from flnl_bench.cli.console import print_json, reporting, say, stdout, table
 from flnl_bench.cli.options import option
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ def show_scenario(
     seed: options.Seed = None,
     file: options.ScenarioFile = None,
     preset: options.PresetName = "quick",
+    plugin: options.Plugins = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Print a table of the clients: size, classes, noise type, nominal and realised noise ratio."""
     from flnl_bench.scenario import client_table, scenario_summary
 
+    options.use_plugins(plugin)
     scenario = _scenario(
         file,
         preset,
@@ -65,12 +67,14 @@ def export(
     samples: options.Samples = None,
     seed: options.Seed = None,
     preset: options.PresetName = "quick",
+    plugin: options.Plugins = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a scenario as npz and json, for `run --scenario` and for other code bases."""
     from flnl_bench.scenario import save_scenario, scenario_summary
 
+    options.use_plugins(plugin)
     scenario = _scenario(
         None,
         preset,
@@ -86,8 +90,8 @@ def export(
     if as_json:
         print_json({**scenario_summary(scenario), "files": paths})
         return
-    print("\n".join(paths))
-    print(f"fingerprint {scenario.fingerprint}")
+    say("\n".join(paths))
+    say(f"fingerprint {scenario.fingerprint}")
 
 
 def _scenario(file: Path | None, preset: str, data_dir: Path | None, **own: Any) -> Scenario:
@@ -122,9 +126,10 @@ def print_scenario(scenario: Scenario) -> None:
         if about["smallest"] == about["largest"]
         else f"{about['smallest']}-{about['largest']}"
     )
+    is_open = f" ({_ratio(about['realised_open'])} open)" if "realised_open" in about else ""
     console.print(
         f"{about['clients']} clients ({about['noisy_clients']} noisy), {about['images']} images "
-        f"({sizes} each), {_ratio(about['realised'])} wrong labels"
+        f"({sizes} each), {_ratio(about['realised'])} wrong labels{is_open}"
     )
     console.print(f"fingerprint {about['fingerprint']}")
 

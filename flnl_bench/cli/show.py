@@ -13,6 +13,7 @@ from rich.console import Console
 from flnl_bench.cli import options
 from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout
 from flnl_bench.cli.outcome import best_round, cost_line, divergence, print_paths, scenario_line, title_of
+from flnl_bench.cli.preset import show_preset
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.classes import class_recall
 from flnl_bench.messages import sentence
@@ -64,9 +65,27 @@ def show(
             metavar="RUN", help="Run directory, run.json, or the end of a name below results/runs."
         ),
     ],
+    preset: Annotated[
+        str | None,
+        typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, paper or a file."),
+    ] = None,
+    dataset: options.Dataset = None,
+    method: Annotated[
+        str | None, options.option(options.METHOD, "NAME", "With `preset`: only this method.")
+    ] = None,
+    plugin: options.Plugins = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show one run: configuration, curve, diagnostics, cost and provenance."""
+    """Show one run: configuration, curve, diagnostics, cost and provenance.
+
+    `show preset NAME --dataset D` shows the values that a preset gives to a data set and to methods there.
+    """
+    if run == "preset" and preset is not None:
+        options.use_plugins(plugin)
+        show_preset(preset, dataset or "digits", method, as_json)
+        return
+    if extra := preset or dataset or method or plugin:
+        raise BadInput(f"{extra}: only of a preset, as in `flnl-bench show preset quick --dataset digits`")
     folder = RunFolder(find_run(run))
     record, rows = read(folder)
     if as_json:

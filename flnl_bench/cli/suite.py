@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import print_json, reporting, tell_problems
-from flnl_bench.cli.options import FILES, flag, option, parse_changes
+from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugins
 
 WORKERS = "Workers"
 
@@ -33,6 +34,9 @@ def suite(
         bool, flag(FILES, "Try failed runs again, from their checkpoints.", "--retry-failed")
     ] = False,
     fresh: Annotated[bool, flag(FILES, "Start all runs anew, also finished ones.", "--fresh")] = False,
+    plugin: options.Plugins = None,
+    tracker: options.Trackers = None,
+    save_model: options.SaveModel = False,
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
     as_json: options.Json = False,
@@ -45,17 +49,21 @@ def suite(
     """
     asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["slurm"] = parse_changes(slurm or [], "--slurm")
-    del asked["file"], asked["as_json"]
+    asked["tracker"] = tracker or ()
+    del asked["file"], asked["as_json"], asked["plugin"]
     from flnl_bench.cli.suite_view import print_end, print_plan, tell_failures, watching
     from flnl_bench.suite.board import suite_object
     from flnl_bench.suite.library import run_suite
 
     # Ray prints its troubles to stdout, where only the result belongs.
     with watching() as watch, contextlib.redirect_stdout(sys.stderr):
+        use_plugins(plugin)
         tell_problems()
         result = run_suite(file, **asked, progress=watch, loading=reporting())
     if as_json:
-        seconds = {} if dry_run else {"seconds": result.seconds}
+        seconds: dict[str, Any] = {"seconds": result.seconds}
+        if dry_run:
+            seconds = {"estimate": result.left and dataclasses.asdict(result.left)}
         print_json({**suite_object(result.suite, result.board, result.out), **seconds})
     elif dry_run:
         print_plan(result)

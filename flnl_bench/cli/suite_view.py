@@ -28,6 +28,7 @@ from flnl_bench.suite.board import Board, RunStatus, cost
 from flnl_bench.suite.file import AXES
 from flnl_bench.suite.grid import Item
 from flnl_bench.suite.library import SuiteResult, Watch
+from flnl_bench.text import terminal
 
 STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
 
@@ -119,7 +120,7 @@ def _cells(item: Item, state: RunStatus) -> tuple[Text, Text, str, str]:
 
 
 def _short(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(terminal(text), no_wrap=True, overflow="ellipsis")
 
 
 # -- before and after --------------------------------------------------------------------------------
@@ -147,6 +148,10 @@ def print_plan(result: SuiteResult) -> None:
         "several times as many forward",
         style="dim",
     )
+    if left := result.left:
+        console.print(
+            f"time: about {duration(left.seconds)} with {left.jobs} at once, from {left.source}", style="dim"
+        )
 
 
 def _plan_row(label: str, board: Board, items: list[Item]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from flnl_bench.data.clothing import CLOTHING1M
@@ -46,7 +47,8 @@ def dataset_name(name: str) -> str:
     if not find_dataset(name).takes_path:
         return name
     family, _, path = name.partition(":")
-    return f"{family}:{Path(path).expanduser()}"
+    # However it is written, from wherever: the same file is the same data set.
+    return f"{family}:{os.path.abspath(Path(path).expanduser())}"
 
 
 def load_dataset(

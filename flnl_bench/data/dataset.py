@@ -57,6 +57,14 @@ class Augmentation:
 
 
 @dataclass(frozen=True, eq=False)
+class Pool:
+    """Images of other classes, which open-set noise puts in the places of some."""
+
+    images: np.ndarray  # uint8 [P, C, H, W]
+    digest: str  # of the data set that they come from
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Train and test images with their true labels and, where they exist, natural noisy labels."""
 
@@ -73,6 +81,7 @@ class Dataset:
     asymmetric: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # [C]; empty: next class
     superclass: np.ndarray | None = None  # [C], asymmetric noise inside the true superclasses
     truth_known: bool = True
+    pool: Pool | None = None  # for open-set noise; no part of the data set, nor of its digest
 
     def __post_init__(self) -> None:
         if self.asymmetric.size == 0:

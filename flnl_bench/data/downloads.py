@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from flnl_bench.data.dataset import (
     as_labels,
 )
 from flnl_bench.errors import BadInput, MissingData, one_line
-from flnl_bench.files import read_npz
+from flnl_bench.files import read_npz, sweep_parts
 
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 TIMEOUT = 10.0  # seconds without an answer before a download is given up
@@ -144,16 +146,34 @@ def _through_torchvision(name: str, kind: str, root: Path) -> Arrays:
             pass
     print(f"downloading {name} to {root} …", file=sys.stderr, flush=True)
     try:
-        from filelock import FileLock
-
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f".{name}.lock"), _quiet(), _timeout(TIMEOUT):
-            return fetch(kind, root, download=True)
+        with _quiet(), _timeout(TIMEOUT):
+            return _download(name, kind, root)
     except Exception as error:
         raise MissingData(
             f"data set {name!r} is not on this machine: looked for {name}.npz and torchvision's files in "
             f"{root}, and the download failed ({one_line(error)}); put {name}.npz there, {HOW_TO_POINT}"
         ) from None
+
+
+def _download(name: str, kind: str, root: Path) -> Arrays:
+    """Fetch into a folder of its own, and move the files when all are whole: a failure leaves nothing."""
+    made = [path for path in (root, *root.parents) if not path.exists()]
+    aside = root / f".{name}.{os.getpid()}.part"
+    try:
+        sweep_parts(root)
+        aside.mkdir(parents=True)
+        arrays = fetch(kind, aside, download=True)
+        for path in aside.rglob("*"):
+            if path.is_file():
+                target = root / path.relative_to(aside)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        return arrays
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: it holds the data now
+            for path in made:
+                path.rmdir()
 
 
 def fetch(kind: str, root: Path, *, download: bool) -> Arrays:

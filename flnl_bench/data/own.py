@@ -10,7 +10,7 @@ import numpy as np
 
 from flnl_bench.data.dataset import Dataset, DatasetKind, LoadProgress, stratified_split
 from flnl_bench.errors import BadInput, MissingData, one_line
-from flnl_bench.files import read_npz
+from flnl_bench.files import open_file, read_npz
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,7 +101,10 @@ def _decode(files: list[Path], first: Path) -> np.ndarray:
     pattern = open_image(first)
     mode = "L" if pattern.mode in ("1", "L", "LA") else "RGB"
     side = min(pattern.size)
-    images = np.empty((len(files), 1 if mode == "L" else 3, side, side), np.uint8)
+    try:
+        images = np.empty((len(files), 1 if mode == "L" else 3, side, side), np.uint8)
+    except MemoryError:
+        raise BadInput(f"{len(files)} images of the size of {first} do not fit into the memory") from None
     for row, file in enumerate(files):
         pixels = np.asarray(ImageOps.fit(open_image(file, mode), (side, side)))
         images[row] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
@@ -113,7 +116,7 @@ def open_image(file: Path, mode: str | None = None) -> Image:
     import PIL.Image
 
     try:
-        with PIL.Image.open(file) as image:
+        with open_file(file, follow=True) as opened, PIL.Image.open(opened) as image:
             return image.convert(mode) if mode else image.copy()
     except Exception as error:  # Pillow raises many kinds for broken bytes
         raise BadInput(f"cannot read the image {file}: {one_line(error)}") from None

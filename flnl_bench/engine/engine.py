@@ -31,7 +31,7 @@ from flnl_bench.errors import expect
 from flnl_bench.messages import merge
 from flnl_bench.models import make_network
 from flnl_bench.models.network import Cost, take_work
-from flnl_bench.scenario import Scenario, parse_partition, parse_setting
+from flnl_bench.scenario import Scenario, parse_partition
 from flnl_bench.streams import seed_of, stream
 
 
@@ -196,7 +196,7 @@ class Engine:
             epochs=training.epochs,
             batch_size=training.batch_size,
             classes=scenario.classes,
-            expected_noise=parse_setting(scenario.setting).expected_ratio,
+            expected_noise=scenario.expected_noise,
             iid=parse_partition(scenario.partition).iid,
         )
         spec = WorkerSpec(

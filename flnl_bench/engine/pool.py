@@ -7,7 +7,10 @@ it does not matter which worker answers it. Images are not sent: workers map the
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
+import re
+import shutil
 import tempfile
 import traceback
 from collections import deque
@@ -24,13 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flnl_bench import plugin_files
 from flnl_bench.api import Weights
 from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Reply, WorkerSpec
 from flnl_bench.engine.contract import check_task
 from flnl_bench.engine.devices import Devices, placed, to_cpu
 from flnl_bench.engine.images import RESIDENT_BYTES
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.processes import start_worker
+from flnl_bench.processes import alive, start_worker
+
+LENT = "flnl-bench-"  # folders of images in the temporary folder: this, and the process that lends them
 
 
 class ProcessPool:
@@ -42,7 +48,8 @@ class ProcessPool:
         self._workers: list[BaseProcess] = []
         self._idle: list[Connection] = []
         try:
-            with tempfile.TemporaryDirectory(prefix="flnl-bench-") as folder:
+            sweep_lent(Path(tempfile.gettempdir()))
+            with tempfile.TemporaryDirectory(prefix=f"{LENT}{os.getpid()}-") as folder:
                 files = lend_images(spec.images, Path(folder))
                 plan = pickle.dumps(replace(spec, images={}))  # once, not once for each worker
                 needs_main = type(spec.method).__module__ == "__main__"  # to know the method's class
@@ -118,6 +125,14 @@ class ProcessPool:
             raise
 
 
+def sweep_lent(folder: Path) -> None:
+    """Remove the copies of images that killed processes have left behind."""
+    for path in folder.glob(f"{LENT}*"):
+        owner = re.match(r"(\d{1,9})-", path.name.removeprefix(LENT))
+        if owner and not alive(int(owner[1])) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def lend_images(images: Mapping[str, np.ndarray], folder: Path) -> dict[str, tuple[Path, bool]]:
     """A file for each part, and whether it must be streamed; what is the map of a file is not copied."""
     files = {}
@@ -161,7 +176,7 @@ def _packed(answer: Callable[[], Any]) -> bytes:
     """The answer or the error, which carries the worker's traceback as a note."""
     try:
         return pickle.dumps((answer(), None))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         note = traceback.format_exc()
         for told in (error, RuntimeError(f"{type(error).__name__}: {error}")):
             told.add_note(note)
@@ -180,6 +195,7 @@ class _Clerk:
 
     def prepare(self) -> None:
         """Build the client worker; a GPU gets its own copy of images that need not be streamed."""
+        plugin_files.import_all()  # the classes of the method and of its model may be defined there
         spec: WorkerSpec = pickle.loads(self.plan)
         images = {}
         for part, (file, streamed) in self.files.items():

@@ -36,8 +36,9 @@ def agreements(table: Table) -> dict[str, Agreement]:
 
 def overall(cells: Sequence[Agreement]) -> Agreement:
     """The mean over cells."""
-    means = [statistics.fmean(getattr(one, name) for one in cells) for name in ("spearman", "kendall")]
-    return Agreement(*means)
+    return Agreement(
+        statistics.fmean(one.spearman for one in cells), statistics.fmean(one.kendall for one in cells)
+    )
 
 
 def compared_with(table: Table) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flnl_bench.errors import BadInput
-from flnl_bench.files import read_npz
+from flnl_bench.recorder.beliefs import read_beliefs
 
 
 def class_recall(beliefs: Path) -> list[float | None]:
@@ -16,10 +16,12 @@ def class_recall(beliefs: Path) -> list[float | None]:
     if not beliefs.exists():
         return []
     try:
-        found = read_npz(beliefs, ("given", "true", "clean"))
+        found = read_beliefs(beliefs, ("given", "true", "clean"))
     except BadInput:
         return []
     given, clean = found["given"], found["clean"]
+    if not len(given):
+        return []
     right = (given == found["true"]) & (clean >= 0)
     recalls: list[float | None] = []
     for label in range(int(given.max()) + 1):

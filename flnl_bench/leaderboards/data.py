@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flnl_bench import text
 from flnl_bench.files import json_text
 from flnl_bench.leaderboards.agreement import agreements, compared_with
 from flnl_bench.leaderboards.comparison import Comparison, comparisons
@@ -111,10 +112,10 @@ def as_csv(board: Leaderboard) -> str:
     writer = csv.DictWriter(out, columns(board), restval="", lineterminator="\n")
     writer.writeheader()
     for record in records(board):
-        values = {"hyperparameters": json.dumps(record["hyperparameters"])}
+        cells = {**record, "hyperparameters": json.dumps(record["hyperparameters"])}
         if "seeds" in record:
-            values["seeds"] = " ".join(map(str, record["seeds"]))
-        writer.writerow({**record, **values})
+            cells["seeds"] = " ".join(map(str, record["seeds"]))
+        writer.writerow({name: text.csv(value) for name, value in cells.items()})
     return out.getvalue()
 
 

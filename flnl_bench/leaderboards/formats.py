@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.text import html, latex, markdown
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.leaderboard import Leaderboard
@@ -76,10 +76,10 @@ def write_markdown(board: Leaderboard) -> str:
 
 
 def _markdown_sheet(sheet: Sheet) -> str:
-    parts = [f"### {_markdown_safe(sheet.title)}"]
+    parts = [f"### {markdown(sheet.title)}"]
     if sheet.alarm:
-        parts.append(f"> **⚠ {_markdown_safe(sheet.alarm)}**")
-    parts += [_markdown_safe(text) for text in sheet.about]
+        parts.append(f"> **⚠ {markdown(sheet.alarm)}**")
+    parts += [markdown(text) for text in sheet.about]
     if sheet.rows:
         rows = [
             ["method", *sheet.columns],
@@ -87,24 +87,19 @@ def _markdown_sheet(sheet: Sheet) -> str:
             *map(_markdown_row, sheet.rows),
         ]
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
-    parts += [_markdown_safe(note) for note in (sheet.legend, *sheet.notes) if note]
+    parts += [markdown(note) for note in (sheet.legend, *sheet.notes) if note]
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown_row(row: SheetRow) -> list[str]:
-    label = _markdown_safe(row.label)
+    label = markdown(row.label)
     return [label if row.ours else f"*{label}*", *map(_markdown_entry, row.entries)]
 
 
 def _markdown_entry(entry: Entry) -> str:
-    text = _markdown_safe(f"{entry.number} ± {entry.spread}" if entry.spread else entry.number)
+    text = markdown(f"{entry.number} ± {entry.spread}" if entry.spread else entry.number)
     text = _MARKDOWN_MARKS.get(entry.mark, "{}").format(text)
     return text + (f" †{entry.fewer}" if entry.fewer else "")
-
-
-def _markdown_safe(text: str) -> str:
-    """What users named is no markup."""
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
 
 
 # -- LaTeX (booktabs), to be put into a paper with \input --------------------------------------------
@@ -113,20 +108,6 @@ _SMALL = "\\small\\setlength{\\tabcolsep}{4pt}"
 _SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"  # only what is too wide
 _SIGN = re.compile(r"(?<!\w)[+-](?=\d)")
 _LATEX_MARKS = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}"}
-_LATEX_SIGNS = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "†": r"$\dagger$",
-}
 
 
 def write_latex(board: Leaderboard) -> str:
@@ -138,21 +119,21 @@ def write_latex(board: Leaderboard) -> str:
 def _latex_sheet(sheet: Sheet) -> str:
     kind = "table*" if len(sheet.columns) >= _WIDE else "table"
     caption = " ".join([f"{sheet.title}.", *sheet.about])
-    alarm = [f"\\textbf{{Warning: {_latex_safe(sheet.alarm)}.}}\\par\\smallskip"] if sheet.alarm else []
+    alarm = [f"\\textbf{{Warning: {latex(sheet.alarm)}.}}\\par\\smallskip"] if sheet.alarm else []
     tabular = [
         f"\\begin{{tabular}}{{l{'r' * len(sheet.columns)}}}",
         "\\toprule",
-        " & ".join(["Method", *map(_latex_safe, sheet.columns)]) + " \\\\",
+        " & ".join(["Method", *map(latex, sheet.columns)]) + " \\\\",
         "\\midrule",
         *(_latex_row(row) for row in sheet.rows),
         "\\bottomrule",
         "\\end{tabular}",
     ]
-    notes = "\\par\\smallskip\\footnotesize " + _latex_safe(" ".join([sheet.legend, *sheet.notes]).strip())
+    notes = "\\par\\smallskip\\footnotesize " + latex(" ".join([sheet.legend, *sheet.notes]).strip())
     lines = [
         f"\\begin{{{kind}}}",
         "\\centering",
-        f"\\caption{{{_latex_safe(caption)}}}\\smallskip",
+        f"\\caption{{{latex(caption)}}}\\smallskip",
         *alarm,
         _SMALL,
         _SHRINK,
@@ -165,22 +146,17 @@ def _latex_sheet(sheet: Sheet) -> str:
 
 
 def _latex_row(row: SheetRow) -> str:
-    label = _latex_safe(row.label)
+    label = latex(row.label)
     label = label if row.ours else f"\\quad\\textit{{{label}}}"
     return " & ".join([label, *map(_latex_entry, row.entries)]) + " \\\\"
 
 
 def _latex_entry(entry: Entry) -> str:
-    text = _SIGN.sub(r"$\g<0>$", _latex_safe(entry.number))
+    text = _SIGN.sub(r"$\g<0>$", latex(entry.number))
     if entry.spread:
-        text += f"{{\\scriptsize\\,$\\pm$\\,{_latex_safe(entry.spread)}}}"
+        text += f"{{\\scriptsize\\,$\\pm$\\,{latex(entry.spread)}}}"
     text = _LATEX_MARKS.get(entry.mark, "{}").format(text)
     return text + (f"$^{{\\dagger {entry.fewer}}}$" if entry.fewer else "")
-
-
-def _latex_safe(text: str) -> str:
-    """Text without LaTeX's own signs; what pdflatex cannot set becomes a question mark."""
-    return "".join(_LATEX_SIGNS.get(sign, sign if sign.isascii() else "?") for sign in text)
 
 
 # -- HTML: one page that needs nothing else ----------------------------------------------------------
@@ -218,7 +194,7 @@ def write_html(board: Leaderboard) -> str:
 
 def html_fragment(board: Leaderboard) -> str:
     """The sheets and what was kept apart, for a page that has its own style, as a notebook has."""
-    said = "".join(f"<p>{escape(text)}</p>\n" for text in board.remarks)
+    said = "".join(f"<p>{html(text)}</p>\n" for text in board.remarks)
     return f"{_ALARM_ALONE}\n{said}{_html_sheets(board)}\n"
 
 
@@ -227,29 +203,29 @@ def _html_sheets(board: Leaderboard) -> str:
 
 
 def _html_sheet(sheet: Sheet) -> str:
-    parts = [f"<h2>{escape(sheet.title)}</h2>"]
+    parts = [f"<h2>{html(sheet.title)}</h2>"]
     if sheet.alarm:
-        parts.append(f'<p class="alarm">⚠ {escape(sheet.alarm)}</p>')
-    parts += [f"<p>{escape(text)}</p>" for text in sheet.about]
+        parts.append(f'<p class="alarm">⚠ {html(sheet.alarm)}</p>')
+    parts += [f"<p>{html(text)}</p>" for text in sheet.about]
     if sheet.rows:
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("method", *sheet.columns))
+        head = "".join(f'<th scope="col">{html(name)}</th>' for name in ("method", *sheet.columns))
         body = "\n".join(_html_row(row) for row in sheet.rows)
         made = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
         parts.append(f'<div class="scroll">{made}</div>')
-    parts += [f"<p>{escape(text)}</p>" for text in (sheet.legend, *sheet.notes) if text]
+    parts += [f"<p>{html(text)}</p>" for text in (sheet.legend, *sheet.notes) if text]
     return f"<section>\n{chr(10).join(parts)}\n</section>"
 
 
 def _html_row(row: SheetRow) -> str:
     cells = "".join(_html_entry(entry) for entry in row.entries)
-    return f'<tr class="{row.kind}"><th scope="row">{escape(row.label)}</th>{cells}</tr>'
+    return f'<tr class="{row.kind}"><th scope="row">{html(row.label)}</th>{cells}</tr>'
 
 
 def _html_entry(entry: Entry) -> str:
-    text = escape(entry.number) + (f" <small>± {escape(entry.spread)}</small>" if entry.spread else "")
+    text = html(entry.number) + (f" <small>± {html(entry.spread)}</small>" if entry.spread else "")
     text = _HTML_MARKS.get(entry.mark, "{}").format(text)
     text += f"<sup>†{entry.fewer}</sup>" if entry.fewer else ""
-    hover = f' title="{escape(entry.detail)}"' if entry.detail else ""
+    hover = f' title="{html(entry.detail)}"' if entry.detail else ""
     return f"<td{hover}>{text}</td>"
 
 

@@ -83,6 +83,7 @@ class Protocol:
     numbers: int
     world: int = 0  # > 0: scenarios that are not those of the table before
     from_files: bool = False  # imported scenarios that no run of this table's kind has generated
+    images: int | None = None  # that were trained on: a small data set has fewer than the preset takes
 
     @functools.cached_property
     def changed(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class Protocol:
     def line(self) -> str:
         """The protocol in a line."""
         about = {"samples": None, **self.training}
-        images = "all images" if about["samples"] is None else f"{about['samples']} images"
+        images = "all images" if about["samples"] is None else f"{self.images or about['samples']} images"
         return (
             f"{about.get('model')}, {images}, {about.get('clients')} clients, "
             f"{about.get('fraction')} of them a round, "
@@ -136,7 +137,8 @@ class Protocol:
 
 def protocol_of(run: FinishedRun) -> Protocol:
     """The table of a run, before scenarios are looked at."""
-    return Protocol(run.dataset, run.partition, run.preset, run.training, run.device, run.numbers)
+    about = (run.dataset, run.partition, run.preset, run.training, run.device, run.numbers)
+    return Protocol(*about, images=run.images)
 
 
 Cells = dict[str, dict[int, FinishedRun]]  # by setting and seed
@@ -275,7 +277,7 @@ def _label(rows: Iterable[MethodRuns], title: str, warnings: list[str]) -> None:
             values = written({n: row.hyperparameters.get(n, "–") for n in differ})
             row.label = name if known and name else f"{method} {values}".rstrip()
             row.label += f" v{version}" if version > 1 and method in several else ""
-        if differ:
+        if differ and not known:  # else the rows say what was changed: it was asked for
             why = f"because of different {', '.join(differ)}"
             warnings.append(f"{title}: {method} has {len(same)} rows, {why}")
     for method, versions in several.items():

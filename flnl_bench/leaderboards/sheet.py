@@ -59,14 +59,17 @@ def main_sheet(table: Table, *, paper: bool = False) -> Sheet:
     """The table of a metric."""
     digits = METRICS[table.metric].digits
     averaged = len(table.scored) > 1
-    columns = [*table.settings, *(["Avg"] if averaged else []), "rank"]
+    ranked = len(table.rows) > 1
+    columns = [*table.settings, *(["Avg"] if averaged else []), *(["rank"] if ranked else [])]
+    accuracies = [name for name in columns if name != "rank"]
     rows: list[SheetRow] = []
     for row, marked in zip(table.rows, marks(table), strict=True):
         cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
-        entries = [_entry(cells.get(name), marked[name], table.seeds, digits) for name in columns[:-1]]
-        rows.append(SheetRow(row.label, [*entries, _rank(row, marked["rank"], table.seeds)]))
+        entries = [_entry(cells.get(name), marked[name], table.seeds, digits) for name in accuracies]
+        ranks = [_rank(row, marked["rank"], table.seeds)] if ranked else []
+        rows.append(SheetRow(row.label, [*entries, *ranks]))
         if paper:
-            rows += _paper_rows(table, row, columns[:-1])
+            rows += _paper_rows(table, row, accuracies, [Entry() for _ in ranks])
     about, alarms = about_table(table), list(table.alarms)
     compared = any(row.kind == PAPER for row in rows)
     if compared:
@@ -99,7 +102,7 @@ def _rank(row: Row, mark: str, seeds: int) -> Entry:
     return Entry(f"{row.rank:.2f}", mark=mark, fewer=row.seeds if row.seeds < seeds else None)
 
 
-def _paper_rows(table: Table, row: Row, columns: Sequence[str]) -> list[SheetRow]:
+def _paper_rows(table: Table, row: Row, columns: Sequence[str], ranks: Sequence[Entry]) -> list[SheetRow]:
     """The paper's numbers below ours, and ours minus theirs."""
     cells = paper_cells(table, row)
     if not cells:
@@ -111,8 +114,8 @@ def _paper_rows(table: Table, row: Row, columns: Sequence[str]) -> list[SheetRow
         left, right = ours.get(name), theirs.get(name)
         differences.append(Entry(f"{left.mean - right.mean:+z.2f}" if left and right else ""))
     return [
-        SheetRow("paper", [*(_entry(theirs.get(name)) for name in columns), Entry()], PAPER),
-        SheetRow("ours − paper", [*differences, Entry()], DIFFERENCE),
+        SheetRow("paper", [*(_entry(theirs.get(name)) for name in columns), *ranks], PAPER),
+        SheetRow("ours − paper", [*differences, *ranks], DIFFERENCE),
     ]
 
 
@@ -161,13 +164,18 @@ def notes_of(table: Table, *, paper: bool = False) -> list[str]:
     """What a reader must know about single places of the table."""
     over = table.scored
     six = "the six noisy settings" if tuple(over) == NOISY else ", ".join(over)
-    notes = []
-    if len(over) > 1:
-        notes.append(f"Avg: mean over {six}.")
-    notes.append(f"Rank: mean rank over {six} (1 is best), among the rows that have all of them.")
-    if left_out := [name for name in table.settings if name not in (*over, "clean")]:
+    means = {
+        "Avg": f"Avg: mean over {six}." if len(over) > 1 else "",
+        "rank": f"Rank: mean rank over {six} (1 is best), among the rows that have all of them."
+        if len(table.rows) > 1
+        else "",
+    }
+    notes = [text for text in means.values() if text]
+    left_out = [name for name in table.settings if name not in (*over, "clean")]
+    if notes and left_out:
         told = ", ".join(f"{name} (in {_having(table, name)} rows)" for name in left_out)
-        notes.append(f"Not in {'Avg and rank' if len(over) > 1 else 'the rank'}: {told}.")
+        there = " and ".join(name for name, text in means.items() if text)
+        notes.append(f"Not in {'the rank' if there == 'rank' else there}: {told}.")
     counts = {cell.count for row in table.rows for cell in row.cells.values()}
     if len(counts) > 1:
         notes.append(

@@ -75,7 +75,7 @@ class Table:
 def make_table(group: Group, metric: str) -> Table:
     """The table of the runs of a group that have the metric; a row of which none has it is left out."""
     by = METRICS[metric]
-    having = [(runs, cells) for runs in group.rows if (cells := _cells(runs, by))]
+    having = [(runs, row) for runs in group.rows if (row := _cells(runs, by))]
     cells = [row for _, row in having]
     settings = sorted({name for row in cells for name in row}, key=setting_key)
     over = scored(cells)

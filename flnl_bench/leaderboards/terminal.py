@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import BEST, SECOND
+from flnl_bench.text import terminal
 
 GAP = 2
 WIDE = 500  # columns of a file: no row is ever broken
@@ -43,16 +44,16 @@ def show(console: Console, sheets: Sequence[Sheet]) -> None:
 
 
 def _lay(sheet: Sheet, width: int, marked: bool) -> Group:
-    parts: list[Text | Table] = [Text(sheet.title, "bold")]
+    parts: list[Text | Table] = [Text(terminal(sheet.title), "bold")]
     if sheet.alarm:
-        parts.append(Text(f"⚠ {sheet.alarm}", "bold red"))
-    parts += [Text(line, "dim") for line in sheet.about]
+        parts.append(Text(terminal(f"⚠ {sheet.alarm}"), "bold red"))
+    parts += [Text(terminal(line), "dim") for line in sheet.about]
     if sheet.rows:
         everything = range(len(sheet.columns))
         join = next((join for join in JOINS if _width(sheet, everything, join) <= width), BROKEN)
         parts += [_table(sheet, block, join) for block in _blocks(sheet, width, join)]
     notes = [sheet.legend, *sheet.notes] if marked and sheet.legend else sheet.notes
-    parts += [Text(note, "dim") for note in notes]
+    parts += [Text(terminal(note), "dim") for note in notes]
     return Group(*parts)
 
 
@@ -94,11 +95,12 @@ def _table(sheet: Sheet, block: range, join: str) -> Table:
 
 
 def _label(row: SheetRow) -> str:
-    return row.label if row.ours else f"  {row.label}"
+    return terminal(row.label if row.ours else f"  {row.label}")
 
 
 def _header(name: str, join: str) -> str:
     """A setting's name over two lines where space is short: the kind, then the share."""
+    name = terminal(name)
     return "\n".join(name.rsplit("-", 1)) if join == BROKEN else name
 
 

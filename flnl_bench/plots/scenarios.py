@@ -32,7 +32,7 @@ class Federation:
     parts: tuple[str, ...]  # of its name
     given: np.ndarray  # [K, C], images by given label
     kinds: Sequence[str]
-    transitions: np.ndarray | None  # [K, C, C]; None where the truth is unknown
+    transitions: np.ndarray | None  # [K, C, C], or [K, C + 1, C] with open-set images; None: truth unknown
 
 
 @in_style
@@ -72,9 +72,12 @@ def _views(one: Federation) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
     """Title, counts [K, C] and wrong ones among them, before and after the noise."""
     if one.transitions is None:
         return [("given labels", one.given, None)]
-    wrong = one.given - np.einsum("kcc->kc", one.transitions)
+    classes = one.given.shape[1]
+    wrong = one.given - np.einsum("kcc->kc", one.transitions[:, :classes])
+    # Open-set images, in the row behind the classes, bear the label of the image whose place they took.
+    before = one.transitions[:, :classes].sum(2) + one.transitions[:, classes:].sum(1)
     return [
-        ("before the noise", one.transitions.sum(2), None),
+        ("before the noise", before, None),
         ("after the noise", one.given, wrong if wrong.any() else None),
     ]
 
@@ -112,11 +115,12 @@ def transitions(source: Source, client: Sequence[int] = (), **filters: Unpack[Fi
     for axis, (_, counts), title in zip(axes, panels, titles, strict=True):
         shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
         image = axis.imshow(shares, vmin=0, vmax=1, cmap="cividis")
-        if len(shares) <= NUMBERED:
+        if shares.shape[1] <= NUMBERED:
             _write_numbers(axis, shares)
-            axis.set_xticks(range(len(shares)))
+            axis.set_xticks(range(shares.shape[1]))
             axis.set_yticks(range(len(shares)))
-        axis.set(title=plain(title, 60), xlabel="given class", ylabel="true class")
+        no_class = " (the last: none)" if len(shares) > shares.shape[1] else ""
+        axis.set(title=plain(title, 60), xlabel="given class", ylabel=f"true class{no_class}")
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes, shrink=0.7, label="share of the true class")
     head(figure, common)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.files import read_npz
 from flnl_bench.leaderboards.frames import Results
 from flnl_bench.leaderboards.grouping import MethodRuns, Protocol, group, setting_key
 from flnl_bench.leaderboards.runs import FinishedRun, chosen, finished_run
+from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.folder import RunFolder, read_records
 from flnl_bench.recorder.record import Row
 from flnl_bench.runs.result import RunResult
@@ -127,7 +127,7 @@ def beliefs_of(run: FinishedRun, *names: str) -> dict[str, np.ndarray] | None:
     path = run.path / "beliefs.npz"
     if not path.is_file():
         return None
-    arrays = read_npz(path, (), names)
+    arrays = read_beliefs(path, (), names)
     return arrays if arrays.keys() == {*names} else None
 
 

@@ -50,6 +50,8 @@ def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[st
         arrays |= {"true": scenario.true[rows], "realised_ratio": scenario.realised}
         if (counts := scenario.transitions) is not None:
             arrays["transitions"] = counts
+        if scenario.replaced is not None:
+            arrays["realised_open"] = scenario.realised_open
     for name, unknown in UNKNOWN.items():
         values = {k: getattr(beliefs[k], name) for k in clients}
         if any(value is not None for value in values.values()):
@@ -76,14 +78,14 @@ def save_beliefs(path: Path, beliefs: Mapping[int, Beliefs], scenario: Scenario)
 PROBED = 1000  # training samples that are looked at each round: a fixed random subset
 
 OWN = {  # names that a method's own numbers may not have
-    *("memorised", "accuracy_clean", "accuracy_wrong", "client_sieve"),
-    *(f"sieve_{name}" for name in ("precision", "recall", "f_score")),
+    *("memorised", "memorised_open", "accuracy_clean", "accuracy_wrong", "client_sieve"),
+    *(f"sieve_{name}" for name in ("precision", "recall", "f_score", "open_recall")),
     *("noise_ratio_correlation", "noise_ratio_error"),
     *(f"noisy_client_{name}" for name in ("precision", "recall", "accuracy")),
     *(
         f"{kind}_{n}"
         for kind in ("label", "pseudo_label")
-        for n in ("coverage", "accuracy", "accuracy_wrong")
+        for n in ("coverage", "accuracy", "accuracy_wrong", "open_dropped")
     ),
 }
 
@@ -99,13 +101,17 @@ class Probe:
         self.given, self.true = scenario.given[self.rows], scenario.true[self.rows]
 
     def look(self, predicted: np.ndarray) -> dict[str, float | None]:
-        """Share of wrong labels that are predicted as labelled; accuracy on both kinds of samples."""
-        wrong = self.given != self.true
-        right = predicted == self.true
+        """Share of wrong labels that are predicted as labelled; accuracy on both kinds of samples.
+
+        Open-set images, for which no label is right, count for themselves alone.
+        """
+        wrong, is_open = self.given != self.true, self.true < 0
+        right, as_labelled = predicted == self.true, predicted == self.given
         return {
-            "memorised": percent(predicted == self.given, wrong),
+            "memorised": percent(as_labelled, wrong & ~is_open),
             "accuracy_clean": percent(right, ~wrong),
-            "accuracy_wrong": percent(right, wrong),
+            "accuracy_wrong": percent(right, wrong & ~is_open),
+            **({"memorised_open": percent(as_labelled, is_open)} if is_open.any() else {}),
         }
 
 
@@ -161,6 +167,7 @@ def judge(beliefs: Mapping[int, Beliefs], scenario: Scenario, selected: Sequence
         return {k: value for k, value in values.items() if value is not None}
 
     report |= _judge_sieve(_arrays(held("clean")), wrong, selected)
+    report |= _judge_open(_arrays(held("clean")), scenario)
     report |= _judge_ratios(held("noise_ratio"), wrong)
     report |= _judge_clients(held("noisy_client"), scenario)
     report |= _judge_labels("label", _arrays(held("labels")), scenario)
@@ -183,6 +190,13 @@ def _judge_sieve(
         **{f"sieve_{name}": value for name, value in everything.items()},
         "client_sieve": {k: {n: round(v, 4) for n, v in scores.items()} for k, scores in per_client.items()},
     }
+
+
+def _judge_open(clean: Mapping[int, np.ndarray], scenario: Scenario) -> dict[str, Any]:
+    """How many of the open-set images the sieve keeps out, between 0 and 1."""
+    kept_out = [~clean[k].astype(bool)[scenario.is_open[scenario.clients[k]]] for k in clean]
+    found = np.concatenate(kept_out) if kept_out else np.empty(0)
+    return {"sieve_open_recall": float(found.mean())} if len(found) else {}
 
 
 def _judge_ratios(ratios: Mapping[int, float], wrong: Mapping[int, np.ndarray]) -> dict[str, Any]:
@@ -221,9 +235,11 @@ def _judge_labels(name: str, labels: Mapping[int, np.ndarray], scenario: Scenari
     refined = np.concatenate(list(labels.values()))
     true = np.concatenate([scenario.true[scenario.clients[k]] for k in labels])
     given = np.concatenate([scenario.given[scenario.clients[k]] for k in labels])
-    has = refined >= 0
+    has, is_open = refined >= 0, true < 0
+    closed = has & ~is_open  # no label of an open-set image is right, and having none is
     return {
         f"{name}_coverage": 100.0 * float(has.mean()),
-        f"{name}_accuracy": percent(refined == true, has),
-        f"{name}_accuracy_wrong": percent(refined == true, has & (given != true)),
+        f"{name}_accuracy": percent(refined == true, closed),
+        f"{name}_accuracy_wrong": percent(refined == true, closed & (given != true)),
+        **({f"{name}_open_dropped": percent(~has, is_open)} if is_open.any() else {}),
     }

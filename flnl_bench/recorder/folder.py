@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.config import RunConfig
-from flnl_bench.errors import BadInput
 from flnl_bench.files import (
     append,
     is_number,
     json_text,
+    make_writable,
     open_file,
     parse_json,
     read_file,
@@ -23,12 +23,11 @@ from flnl_bench.files import (
     refuse_strange,
     replace_file,
     sweep_parts,
-    write_new,
 )
 from flnl_bench.recorder.record import COSTS, Newer, Row, RunRecord, check_counts, read_record
 
 TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
-RESULTS = ("run.json", "rounds.jsonl", "beliefs.npz")
+RESULTS = ("run.json", "rounds.jsonl", "beliefs.npz", "best.safetensors", "final.safetensors")
 FILES = (*RESULTS, ".lock", ".claim")  # what a run folder holds beside its checkpoint
 
 
@@ -58,19 +57,13 @@ class RunFolder:
     def create(self) -> None:
         """Make the folder, or say why that is not possible."""
         self.check()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".write-test"
-            write_new(probe, "")
-            probe.unlink()
-        except OSError as error:
-            reason = f"{error.strerror} (choose another folder with --out)"
-            raise BadInput(f"cannot write to {self.path}: {reason}") from None
+        make_writable(self.path)
 
     def check(self) -> None:
         """Refuse to write where links or other people's things are, or the run of a newer version."""
         refuse_strange(self.path, folder=True)
-        refuse_strange(self.checkpoint, folder=True)
+        for path in (self.checkpoint, self.path / "trackers"):
+            refuse_strange(path, folder=True)
         for path in (*(self.path / name for name in FILES), *_entries(self.checkpoint)):
             refuse_strange(path)
         try:
@@ -87,6 +80,7 @@ class RunFolder:
         """Remove the files of an earlier run."""
         self.check()
         self.sweep()
+        shutil.rmtree(self.path / "trackers", ignore_errors=True)
         for name in RESULTS:
             (self.path / name).unlink(missing_ok=True)
 
@@ -185,6 +179,9 @@ def _round(values: object) -> Row:
         unknown = value is None and name not in ("seconds", *COSTS)
         if name in row and not (unknown or (is_number(value) and (value >= 0 or "loss" in name))):
             raise ValueError(f"round {row['round']}: {name} is {value!r}")
+    clients = row.get("clients", [])
+    if not (isinstance(clients, list) and all(type(client) is int for client in clients)):
+        raise ValueError(f"round {row['round']}: clients are not numbers")
     check_counts(row.get("counts"))
     for name in ("method", "diagnostics"):
         _check_numbers(row.get(name, {}), f"round {row['round']}: {name}")

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,17 @@ from flnl_bench.api import Method
 from flnl_bench.config import NUMBERS_VERSION
 
 
-def provenance(method: Method, device: torch.device, workers: int) -> dict[str, Any]:
-    """Everything about this machine and these packages that could matter to somebody who compares."""
+def provenance(
+    method: Method, device: torch.device, workers: int, plugins: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Everything about this machine and these packages that could matter to somebody who compares.
+
+    Args:
+        method: what was run.
+        device: of the server.
+        workers: processes beside the main one.
+        plugins: the digest of each plugin file that was used, by kind and name.
+    """
     libraries = ("torch", "torchvision", "numpy", "scikit-learn")
     return {
         "flnl_bench": flnl_bench.__version__,
@@ -29,8 +38,9 @@ def provenance(method: Method, device: torch.device, workers: int) -> dict[str, 
         "commit": _commit(),
         "method": {
             "class": f"{type(method).__module__}:{type(method).__qualname__}",
-            "source": source(type(method)),
+            "source": source(type(method), plugins),
         },
+        **({"plugins": dict(plugins)} if plugins else {}),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "libraries": {name: version(name) for name in libraries},
@@ -43,11 +53,17 @@ def provenance(method: Method, device: torch.device, workers: int) -> dict[str, 
 _digests: dict[type, str | None] = {}
 
 
-def source(cls: type[Method]) -> str | None:
-    """The digest of a method's code as it was when it was first asked for: files may be edited later on."""
+def source(cls: type[Method], plugins: Mapping[str, str] | None = None) -> str | None:
+    """The digest of a method's code as it was when it was first asked for: files may be edited later on.
+
+    Plugin files that a run uses for something else than its method, say its network, count as such code.
+    """
     if cls not in _digests:
         _digests[cls] = _digest(cls)
-    return _digests[cls]
+    others = [digest for used, digest in (plugins or {}).items() if not used.startswith("method ")]
+    if not others:
+        return _digests[cls]
+    return hashlib.blake2b(repr((_digests[cls], others)).encode(), digest_size=8).hexdigest()
 
 
 def _digest(cls: type[Method]) -> str | None:

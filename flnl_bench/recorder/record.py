@@ -50,7 +50,7 @@ class Summary:
     best: float | None
     best_round: int | None
     final: float | None
-    diverged: int | None = None  # the first round whose test loss is not finite
+    diverged: int | None = None  # the first round from which on a loss is not finite
     seconds: float
     bytes_down: int
     bytes_up: int
@@ -59,6 +59,9 @@ class Summary:
     counts: Mapping[str, Any] | None = None  # as of a round; None where a round does not have them
 
     def __post_init__(self) -> None:
+        numbers = [getattr(self, name) for name in ("rounds", "seconds", *COSTS)]
+        if min(numbers) < 0 or not 0 <= (self.best_round or 0) < max(1, self.rounds):
+            raise ValueError("a number is below zero, or the best round is none of them")
         check_counts(self.counts)
 
 
@@ -159,7 +162,15 @@ def parse_record(data: bytes) -> RunRecord:
     record = _read(RunRecord, values)
     if type(record.provenance.get("numbers")) is not int:
         raise _misfit("provenance.numbers")
+    for about in (record.provenance, *record.earlier):
+        if not isinstance(about, dict) or not isinstance(about.get("libraries", {}), dict):
+            raise _misfit("provenance, or a part of it,")
     return record
+
+
+def read_config(values: object) -> RunConfig:
+    """A configuration from its plain values."""
+    return _read(RunConfig, values, "config.")
 
 
 def _read(cls: type[T], values: object, where: str = "") -> T:
@@ -233,11 +244,23 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         best=None if best is None else accuracies[best],
         best_round=best,
         final=accuracies[-1],
-        diverged=next((i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None), None),
+        diverged=_diverged(rounds),
         seconds=sum(row["seconds"] for row in rounds),
         **{name: sum(row.get(name, 0) for row in rounds) for name in COSTS},
         counts=total_counts([row.get("counts") for row in rounds]),
     )
+
+
+def _diverged(rounds: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first round whose test loss is not finite, or from which on no training loss is.
+
+    A server that leaves out broken clients keeps a model that can be tested, and learns nothing.
+    """
+    learns = [row.get("train_loss", 0.0) is not None or not row.get("backward") for row in rounds]
+    trained = max((i + 1 for i, good in enumerate(learns) if good), default=0)
+    tested = (i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None)
+    first = min(next(tested, len(rounds)), trained)
+    return first if first < len(rounds) else None
 
 
 def total_counts(counts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:

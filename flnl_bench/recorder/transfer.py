@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+import struct
 import zipfile
 import zlib
 from collections import Counter
@@ -108,7 +109,10 @@ def _add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     archive.writestr(info, content)
 
 
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, RuntimeError)
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, MemoryError, OverflowError),
+    *(ValueError, KeyError, TypeError, AttributeError, RuntimeError),
+)
 
 
 @dataclass

@@ -262,10 +262,11 @@ def mean_curve(curves: Iterable[Sequence[float | None]]) -> dict[str, list[Any]]
         return None
     made: dict[str, list[Any]] = defaultdict(list)
     for place in thinned(min(map(len, known))):
-        values = [curve[place] for curve in known if curve[place] is not None]
+        values = [value for curve in known if (value := curve[place]) is not None]
         made["round"].append(place + 1)
-        for name, over in (("mean", statistics.fmean), ("low", min), ("high", max)):
-            made[name].append(rounded(over(values)) if values else None)
+        made["mean"].append(rounded(statistics.fmean(values)) if values else None)
+        made["low"].append(min(values, default=None))
+        made["high"].append(max(values, default=None))
     return dict(made)
 
 

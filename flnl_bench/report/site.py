@@ -24,6 +24,7 @@ from flnl_bench.leaderboards.sheet import cost_sheet
 from flnl_bench.messages import sentence
 from flnl_bench.recorder.folder import read_records
 from flnl_bench.report.gather import CURVES, Report, RunPage, thinned
+from flnl_bench.text import lines
 
 if TYPE_CHECKING:
     import jinja2
@@ -98,9 +99,7 @@ def shown(value: Any) -> Any:
     """A text without characters that cannot be seen, and a number as short as its digits allow."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in value)
+    return lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def script_data(value: Any) -> Any:

@@ -27,7 +27,7 @@ from flnl_bench.errors import (
 from flnl_bench.runs.presets import load_preset
 from flnl_bench.runs.resolve import Request, cached_dataset, check_source, generate, prepare, protocol
 from flnl_bench.runs.result import RunResult
-from flnl_bench.scenario import Scenario, parse_partition, parse_setting
+from flnl_bench.scenario import Scenario, parse_partition, parse_setting, stage
 
 if TYPE_CHECKING:
     from flnl_bench.runs.play import RoundCallback, Run
@@ -69,6 +69,8 @@ def run(
     data_dir: Anywhere | None = None,
     out: Anywhere = "results/runs",
     fresh: bool = False,
+    save_model: bool = False,
+    tracker: str | Sequence[str] = (),
     progress: RoundCallback | None = None,
     loading: LoadProgress | None = None,
     **training: Any,
@@ -87,7 +89,7 @@ def run(
         samples: train on a random subset of so many images.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
-        preset: "quick" or "paper", the protocol that the following change.
+        preset: "quick", "paper" or a TOML file, the protocol that the following change.
         rounds: the number of rounds.
         fraction: the share of the clients in a round.
         epochs: local epochs.
@@ -104,6 +106,8 @@ def run(
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
         fresh: start anew, even if the run is finished.
+        save_model: keep the final and the best global weights, for `load_model`.
+        tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; one that fails is given up.
         progress: called with each finished round, as a row of rounds.jsonl.
         loading: called as (what, done, total) while a large data set is decoded.
         training: any other value of the protocol, as in momentum=0.9.
@@ -143,7 +147,7 @@ def run_seeds(
     require(isinstance(seeds, Iterable), "seeds", repr(seeds), "a list of whole numbers")
     results = []
     for each in prepare_seeds(seeds, method=method, setting=setting, **options):
-        if not fresh and (told := code_warning(each)):
+        for told in () if fresh else what_is_found(each):
             warnings.warn(told, stacklevel=2)
         results.append(finish(each, fresh=fresh, progress=progress))
     return results
@@ -167,7 +171,7 @@ def make_scenario(
     asked = {"clients": clients, "samples": samples}
     changes = training_changes({k: v for k, v in asked.items() if v is not None})
     training = protocol(load_preset(preset), name, changes)
-    loaded = cached_dataset(name, _path(data_dir), loading)
+    loaded = stage(cached_dataset(name, _path(data_dir), loading), noise.name, _path(data_dir), loading)
     return generate(
         loaded,
         split.name,
@@ -220,13 +224,16 @@ def finish(run: Run, *, fresh: bool = False, progress: RoundCallback | None = No
     return RunResult(played, run.folder.path)
 
 
-def code_warning(run: Run) -> str | None:
-    """What to say if the run that is there was made by other code of its method."""
-    if not run.code_changed:
-        return None
-    return (
-        f"the code of {run.config.method} has changed since {run.folder.path} was begun; --fresh starts anew"
-    )
+def what_is_found(run: Run) -> list[str]:
+    """What to say of the run that is there: made by other code, or without what is asked for."""
+    told, path = [], run.folder.path
+    if run.code_changed:
+        told.append(
+            f"the code of {run.config.method} has changed since {path} was begun; --fresh starts anew"
+        )
+    if run.save_model and run.finished() and not (path / "final.safetensors").exists():
+        told.append(f"{path} was played without --save-model; --fresh plays it again")
+    return told
 
 
 def _request(given: dict[str, Any]) -> Request:
@@ -246,7 +253,9 @@ def _request(given: dict[str, Any]) -> Request:
     training = training_changes({name: given.pop(name) for name in TRAINING if name in given})
     devices = given.pop("devices", ())
     devices = devices.split(",") if isinstance(devices, str) else devices
-    return Request(**given, devices=tuple(devices), changes=changes, training=training)
+    trackers = given.pop("tracker", ())
+    trackers = (trackers,) if isinstance(trackers, str) else tuple(trackers)
+    return Request(**given, devices=tuple(devices), tracker=trackers, changes=changes, training=training)
 
 
 def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:

@@ -23,6 +23,8 @@ from flnl_bench.recorder.diagnostics import Probe, gather_beliefs, judge, save_b
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.provenance import provenance, source
 from flnl_bench.recorder.record import RunRecord, ScenarioFacts, now, summarise
+from flnl_bench.runs.saved import FILES, Keeper
+from flnl_bench.runs.tracking import Tell, Tracking, warn
 from flnl_bench.scenario import Scenario
 
 RoundCallback = Callable[[Mapping[str, Any]], None]  # called with each finished round
@@ -44,6 +46,10 @@ class Run:
     devices: Devices
     changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
     label: str | None = None  # what a suite calls it, if that is not the method's name
+    trackers: tuple[str, ...] = ()
+    save_model: bool = False  # keep the final and the best global weights
+    plugins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # digests of plugin files it uses
+    tell: Tell = warn  # what should be said while it is played
 
     @property
     def folder(self) -> RunFolder:
@@ -59,7 +65,7 @@ class Run:
     def code_changed(self) -> bool:
         """Whether what is there was made by other code of the method; NUMBERS_VERSION speaks for the rest."""
         record = self.folder.read()
-        return record is not None and bool(record.sources - {source(type(self.method))})
+        return record is not None and bool(record.sources - {source(type(self.method), self.plugins)})
 
     def finished(self) -> RunRecord | None:
         """The record of the run if it is done already, on the same federation."""
@@ -123,21 +129,28 @@ class Run:
         claim.check()  # much time may have passed
         folder.rewrite_rounds(rounds)
         folder.write(record)
-        probe = Probe(self.scenario)
+        probe, keeper = Probe(self.scenario), self._keeper(rounds)
+        tracking = Tracking(self.trackers, self.tell)
         for row in rounds:
             progress(row)
         telling = False
         try:
+            tracking.start(self.config, folder.path / "trackers", rounds)
             while engine.round < engine.rounds:
                 row = self._row(engine, probe)
                 claim.check()
+                if keeper:
+                    keeper.round(engine.server.weights, row)
                 _append(folder, row)
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
+                tracking.round(row)
                 telling = True
                 progress(row)
                 telling = False
             claim.check()
+            if keeper:
+                keeper.end(engine.server.weights, rounds[-1])
             save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
             _check_rounds(folder, rounds)
         except Busy:
@@ -155,16 +168,25 @@ class Run:
             with contextlib.suppress(Busy):
                 claim.check()
                 folder.write(record)
+            tracking.end(record.status, dataclasses.asdict(record.summary) if record.summary else {})
             raise
         record = dataclasses.replace(record, status="done", ended=now(), summary=summarise(rounds))
         claim.check()
         folder.write(record)
         folder.sweep()
+        tracking.end("done", dataclasses.asdict(summarise(rounds)))
         return folder.read() or record
+
+    def _keeper(self, rounds: list[dict[str, Any]]) -> Keeper | None:
+        """Who keeps the weights, if that was asked for, now or when the run was begun."""
+        path = self.folder.path
+        if not self.save_model and not (path / FILES["best"]).exists():
+            return None
+        return Keeper(path, self.config, self.dataset, rounds, self.tell)
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
         scenario, previous = self.scenario, folder.read()
-        here = provenance(self.method, self.devices.server, len(self.devices.workers))
+        here = provenance(self.method, self.devices.server, len(self.devices.workers), self.plugins)
         before = [*previous.earlier, previous.provenance] if resumes and previous else []
         return RunRecord(
             status="running",

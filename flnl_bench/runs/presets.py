@@ -1,17 +1,20 @@
-"""Presets: protocols as data. One TOML file each, checked when it is read."""
+"""Presets: protocols as data. One TOML file each, ours or a user's, checked when it is read."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, Training
+from flnl_bench.config import TRAINING, Training, training_changes
 from flnl_bench.errors import BadInput, unknown
 
 PRESETS = ("quick", "paper")
+TABLES = ("description", "base", "default", "datasets")
 
 
 @dataclass(frozen=True)
@@ -22,37 +25,79 @@ class Preset:
     description: str
     default: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
+    base: Preset | None = None  # says what this one does not say
+
+    def tables(self, dataset: str) -> Iterator[Mapping[str, Any]]:
+        """What is said about a data set; the later counts."""
+        yield from self.base.tables(dataset) if self.base else ()
+        yield from (self.default, self.datasets.get(dataset, {}))
+
+    def knows(self, dataset: str) -> bool:
+        """Whether it has a section for a data set."""
+        return dataset in self.datasets or (self.base is not None and self.base.knows(dataset))
 
     def training(self, dataset: str, **changes: Any) -> Training:
         """The protocol for a data set, with what the user changed."""
-        values = {**self.default, **self.datasets.get(dataset, {})}
-        if changes.get("model", values["model"]) != values["model"]:
+        values = {k: v for table in self.tables(dataset) for k, v in table.items() if k != "methods"}
+        if changes.get("model", values.get("model")) != values.get("model"):
             values.pop("pretrained", None)  # weights of the preset's own network
         values |= changes
-        values.pop("methods", None)
         for name in ("samples", "test_samples"):
             if values.get(name) == "all":
                 values[name] = None
-        return Training(**values)
+        try:
+            return Training(**values)
+        except TypeError:  # values are missing
+            hint = 'give them, or name a preset that has them: base = "quick"'
+            lost = [name for name in TRAINING[:9] if name not in values]
+            raise BadInput(f"preset {self.name!r} does not say {', '.join(lost)}; {hint}") from None
 
     def hyperparameters(self, dataset: str, method: str) -> dict[str, Any]:
         """The values that this preset gives to a method (not to a variant) on a data set."""
-        tables = (self.default, self.datasets.get(dataset, {}))
-        return {k: v for table in tables for k, v in table.get("methods", {}).get(method, {}).items()}
+        tables = [table.get("methods", {}).get(method, {}) for table in self.tables(dataset)]
+        return {key: value for table in tables for key, value in table.items()}
 
 
 def load_preset(name: str) -> Preset:
-    """Read and check a preset."""
+    """Read and check a preset, by its name or from a user's file."""
+    if name.endswith(".toml"):
+        return _read_own(Path(name).expanduser())
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     where = f"{name}.toml"
+    return _parse(name, where, (files(__package__) / where).read_text(encoding="utf-8"))
+
+
+def _read_own(path: Path) -> Preset:
+    """A user's preset, whose name is that of the file."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", path.stem) or path.stem in PRESETS:
+        rule = f"lower-case words joined by dashes, and none of {', '.join(PRESETS)}"
+        raise BadInput(f"preset {path}: the name of the file must be {rule}")
     try:
-        table = tomllib.loads((files(__package__) / where).read_text(encoding="utf-8"))
+        return _parse(path.stem, str(path), path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise BadInput(f"preset {path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not TOML: {error}") from None
+
+
+def _parse(name: str, where: str, text: str) -> Preset:
+    try:
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{where}: {error}") from None
-    for key in table.keys() - {"description", "default", "datasets"}:
-        raise unknown("table", key, ("description", "default", "datasets"), where)
-    for section in (table["default"], *table.get("datasets", {}).values()):
-        for key in section.keys() - {*TRAINING, "methods"}:
+    for key in table.keys() - {*TABLES}:
+        raise unknown("table", key, TABLES, where)
+    sections = {"default": table.get("default", {}), **table.get("datasets", {})}
+    for section, values in sections.items():
+        if not isinstance(values, dict) or not isinstance(values.get("methods", {}), dict):
+            raise BadInput(f"{where}: {section} must be a table of values, and methods in it one of tables")
+        for key in values.keys() - {*TRAINING, "methods"}:
             raise unknown("key", key, TRAINING, where)
-    return Preset(name, table["description"], table["default"], table.get("datasets", {}))
+        plain = {k: v for k, v in values.items() if k != "methods" and v != "all"}
+        values |= training_changes(plain, f"{where}: {section}.")
+    base = load_preset(table["base"]) if table.get("base") in PRESETS else None
+    if "base" in table and base is None:
+        raise unknown("preset", str(table["base"]), PRESETS, f"{where}: base")
+    description = str(table.get("description", f"your own, from {where}"))
+    return Preset(name, description, table.get("default", {}), table.get("datasets", {}), base)

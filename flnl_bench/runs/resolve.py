@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
+from flnl_bench.data import DATASETS, Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import BadInput, require
-from flnl_bench.models import find_model
+from flnl_bench.models import MODELS, find_model
 from flnl_bench.registry import Registry, default_registry, values_of
 from flnl_bench.runs.presets import Preset, load_preset
 from flnl_bench.scenario import (
+    NOISES,
+    PARTITIONS,
     Scenario,
     check_dataset,
     draw_scenario,
+    dress,
     load_scenario,
     parse_partition,
     parse_setting,
+    stage,
 )
+from flnl_bench.tables import METHODS_HOOK, installed
+from flnl_bench.trackers import find_tracker
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -49,6 +55,8 @@ class Request:
     data_dir: Path | None = None
     out: Path = Path("results/runs")
     label: str | None = None  # what a suite calls it; changes no number
+    tracker: tuple[str, ...] = ()
+    save_model: bool = False  # keep the final and the best global weights
 
 
 def check_source(given: Mapping[str, object], dashes: str = "") -> None:
@@ -115,7 +123,7 @@ def configure(
         dataset=dataset,
         partition=given.partition if given else parse_partition(request.partition).name,
         setting=given.setting if given else parse_setting(request.setting).name,
-        preset=request.preset,
+        preset=preset.name,
         seed=request.seed,
         device=device,
         training=training,
@@ -132,7 +140,7 @@ def protocol(preset: Preset, dataset: str, changes: Mapping[str, Any]) -> Traini
     A data set that the preset does not know may name its network itself; for the leaderboard, which knows
     no plugins, that is a change of the preset.
     """
-    model = None if dataset in preset.datasets else find_dataset(dataset).model
+    model = None if preset.knows(dataset) else find_dataset(dataset).model
     return preset.training(dataset, **{**({"model": model} if model else {}), **changes})
 
 
@@ -157,21 +165,52 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
     from flnl_bench.engine.devices import check_precision, choose_devices
     from flnl_bench.runs.play import Run
 
+    for name in request.tracker:
+        find_tracker(name)
     given = load_scenario(request.scenario) if request.scenario else None
     config, method = configure(request, registry, given)
     check_precision(config.device, config.training.precision)
     dataset = cached_dataset(config.dataset, request.data_dir, progress)
+    dataset = stage(dataset, config.setting, request.data_dir, progress)
     if given:
         check_dataset(given, dataset)
     scenario = given or federate(request, config, dataset)
-    changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
+    changed = changed_values(config.method, config.dataset, request.preset, config.hyperparameters, registry)
     devices = choose_devices(request.device, request.devices, request.workers)
-    return Run(config, method, dataset, scenario, request.out, devices, changed, request.label)
+    return Run(
+        config,
+        method,
+        dress(dataset, scenario),
+        scenario,
+        request.out,
+        devices,
+        changed,
+        request.label,
+        trackers=request.tracker,
+        save_model=request.save_model,
+        plugins=plugin_files(config),
+    )
+
+
+def plugin_files(config: RunConfig) -> dict[str, str]:
+    """The digest of each plugin file that a run takes something from, as {"model mlp from mine": digest}."""
+    noise, split = parse_setting(config.setting).kind, parse_partition(config.partition).kind
+    used = [
+        (METHODS_HOOK, "method", config.method.partition("/")[0]),
+        (NOISES.hook, "noise", noise.name),
+        *((NOISES.hook, "noise", name) for name in noise.among),
+        (PARTITIONS.hook, "partition", split.name),
+        (DATASETS.hook, "dataset", config.dataset.partition(":")[0]),
+        (MODELS.hook, "model", config.training.model),
+    ]
+    found = {(kind, name): installed().file_digest(hook, name) for hook, kind, name in used}
+    return {f"{kind} {name} from {file[0]}": file[1] for (kind, name), file in found.items() if file}
 
 
 def federate(request: Request, config: RunConfig, dataset: Dataset) -> Scenario:
     """The scenario of a run that brings none."""
     training, asked = config.training, request.training.get("samples")
+    dataset = stage(dataset, config.setting, request.data_dir)
     return generate(
         dataset, config.partition, config.setting, training.clients, config.seed, training.samples, asked
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flnl_bench.config import RunConfig
-from flnl_bench.files import read_npz
+from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.folder import RunFolder, flat_round
 from flnl_bench.recorder.record import RunRecord, Summary
 
@@ -20,7 +20,10 @@ BELIEFS = (
     ("client", "row", "given"),
     ("true", "clean", "clean_probability", "losses", "labels", "pseudo_labels"),
 )
-CLIENTS = ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"), ("realised_ratio",)
+CLIENTS = (
+    ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
+    ("realised_ratio", "realised_open"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,7 +79,7 @@ class RunResult:
     def _frame(self, required: tuple[str, ...], optional: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.DataFrame(read_npz(self.folder / "beliefs.npz", required, optional))
+        return pd.DataFrame(read_beliefs(self.folder / "beliefs.npz", required, optional))
 
     def __repr__(self) -> str:
         c = self.config

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from flnl_bench.scenario.noise import NOISES, NoiseKind, NoisyClient, Setting, parse_setting
+from flnl_bench.scenario.noise import NOISES, parse_setting
 from flnl_bench.scenario.partition import PARTITIONS, Parameter, Partition, PartitionKind, parse_partition
-from flnl_bench.scenario.scenario import Scenario, client_table, draw_scenario, scenario_summary
+from flnl_bench.scenario.scenario import (
+    Scenario,
+    client_table,
+    draw_scenario,
+    dress,
+    scenario_summary,
+    stage,
+)
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, Setting
 from flnl_bench.scenario.store import check_dataset, load_scenario, save_scenario
 
 __all__ = [
@@ -12,6 +20,7 @@ __all__ = [
     "PARTITIONS",
     "NoiseKind",
     "NoisyClient",
+    "Option",
     "Parameter",
     "Partition",
     "PartitionKind",
@@ -20,9 +29,11 @@ __all__ = [
     "check_dataset",
     "client_table",
     "draw_scenario",
+    "dress",
     "load_scenario",
     "parse_partition",
     "parse_setting",
     "save_scenario",
     "scenario_summary",
+    "stage",
 ]

@@ -4,106 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput, expect, unknown
+from flnl_bench.scenario.annotators import ANNOTATORS
+from flnl_bench.scenario.instance import INSTANCE
+from flnl_bench.scenario.margin import MARGIN
+from flnl_bench.scenario.open_set import OPEN_SET
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Setting, parse_options, rounded_down
+from flnl_bench.scenario.transitions import MATRIX, PAIR
 from flnl_bench.streams import stream
 from flnl_bench.tables import Table, call, check_entry
-
-FLOAT_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
-
-
-# -- what a kind is ----------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class NoiseKind:
-    """A kind of label noise: how it is written and how it changes the labels of one noisy client.
-
-    It is written NAME-PHI[:LOW-HIGH], PHI being the share of noisy clients. A kind without `ratios` is for
-    all clients, and what is written behind its name is its own affair (`Setting.rest`).
-    """
-
-    name: str  # words joined by dashes
-    help: str
-    labels: Callable[[NoisyClient], np.ndarray] | None = None  # int64 [n], the given labels
-    ratios: tuple[float, float] | None = (0.2, 0.4)  # ρ of noisy clients if no range is written
-    parse: Callable[[NoiseKind, str | None], Setting] | None = None  # of what follows the name and a dash
-    written: str | None = None  # how, if it has a parser of its own
-    expected: Callable[[Setting], float] | None = None  # share of wrong labels that is announced; else φ·E[ρ]
-    needs_truth: bool = True
-    among: tuple[str, ...] = ()  # instead of `labels`: each noisy client draws one of these kinds
-
-    @property
-    def form(self) -> str:
-        """How it is written."""
-        return self.written or (f"{self.name}-PHI[:LOW-HIGH]" if self.ratios else self.name)
-
-    @property
-    def about(self) -> str:
-        """The help line, with the ratios that are used if none are written."""
-        return f"{self.help}, ratio {self.ratios[0]:g} to {self.ratios[1]:g}" if self.ratios else self.help
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyClient:
-    """What a kind of noise makes the given labels of one client from."""
-
-    true: np.ndarray  # int64 [n]
-    rows: np.ndarray  # int64 [n], of its images in `dataset.train_x`
-    ratio: float  # ρ, the nominal share of wrong labels; not a number for kinds without ratios
-    setting: Setting
-    dataset: Dataset  # images, class maps, natural labels
-    rng: np.random.Generator  # the client's own stream
-    seed: int
-
-    @property
-    def classes(self) -> int:
-        """The number of classes of the whole data set, not of the client."""
-        return len(self.dataset.classes)
-
-    def candidates(self) -> np.ndarray:
-        """⌊ρn⌋ places among the client's labels, drawn without replacement over the whole client."""
-        return self.rng.choice(len(self.true), rounded_down(self.ratio * len(self.true)), replace=False)
-
-    def shared_rng(self, name: str) -> np.random.Generator:
-        """The stream of what all clients have in common; begin its name with that of the kind."""
-        return stream(self.seed, "scenario", "noise", name, self.dataset.family)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A parsed setting."""
-
-    kind: NoiseKind
-    phi: float = 0.0  # φ, the share of noisy clients
-    low: float = 0.0  # ρ_min
-    high: float = 0.0  # ρ_max
-    rest: str = ""  # what else its kind takes, as `aggre` in real-aggre
-
-    @property
-    def name(self) -> str:
-        """The one way to write this setting."""
-        name = f"{self.kind.name}-{self.rest}" if self.rest else self.kind.name
-        if self.kind.ratios is None:
-            return name
-        name = f"{name}-{_written(self.phi)}"
-        if (self.low, self.high) == self.kind.ratios:
-            return name
-        return f"{name}:{_written(self.low)}-{_written(self.high)}"
-
-    @property
-    def expected_ratio(self) -> float:
-        """The nominal share of wrong labels over all clients; not a number for natural noise."""
-        expected = self.kind.expected
-        return expected(self) if expected else self.phi * (self.low + self.high) / 2
-
-
-def rounded_down(value: float) -> int:
-    """⌊value⌋ for products that are whole but for rounding errors."""
-    return math.floor(value + FLOAT_GUARD)
 
 
 # -- the parsers of what follows a name --------------------------------------------------------------
@@ -137,7 +50,13 @@ def parse_setting(name: str) -> Setting:
     if found is None:
         raise unknown("setting", name, _similar(name))
     kind, rest = found
-    return (kind.parse or (share_and_range if kind.ratios else all_clients))(kind, rest)
+    texts: list[str] = []
+    if rest is not None and (kind.options or kind.ratios):
+        rest, *texts = rest.split(",")
+    setting = (kind.parse or (share_and_range if kind.ratios else all_clients))(kind, rest)
+    setting = replace(setting, options=parse_options(kind, name, texts))
+    kind.option_values(setting)  # complains of what is missing
+    return setting
 
 
 def _range(name: str, text: str) -> tuple[float, float]:
@@ -158,10 +77,6 @@ def _share(name: str, text: str, what: str) -> float:
     if not 0 <= value <= 1:
         raise BadInput(f"setting {name!r}: {what} must be a number from 0 to 1, not {text!r}")
     return value
-
-
-def _written(value: float) -> str:
-    return np.format_float_positional(value, trim="0")
 
 
 def _similar(name: str) -> list[str]:
@@ -195,14 +110,23 @@ def draw_client_noise(setting: Setting, clients: int, seed: int, family: str) ->
 
 def noisy_labels(kind: str, client: NoisyClient) -> np.ndarray:
     """The given labels of one client under the noise of this name."""
+    return labels_and_open(kind, client)[0]
+
+
+def labels_and_open(kind: str, client: NoisyClient) -> tuple[np.ndarray, np.ndarray]:
+    """The same, and whose images are to be replaced."""
     who, labels = f"noise {kind!r}", NOISES.find(kind).labels
     expect(labels is not None, who, "the kinds `among` others must have labels of their own", "none")
-    given = np.asarray(call(who, labels, client))  # type: ignore[arg-type]
+    answer = call(who, labels, client)  # type: ignore[arg-type]
+    given, is_open = answer if isinstance(answer, tuple) else (answer, np.zeros(len(client.true), bool))
+    given = np.asarray(given)
     rule = f"labels must give {len(client.true)} whole numbers from 0 to {client.classes - 1}"
     expect(given.shape == client.true.shape and given.dtype.kind in "iu", who, rule, given)
     strange = given[(given < 0) | (given >= client.classes)]
     expect(not strange.size, who, rule, f"{strange[:1]}")
-    return given
+    fits = is_open.shape == given.shape and is_open.dtype == bool
+    expect(fits, who, f"whose images are replaced must be told by {len(given)} truth values", is_open)
+    return given, is_open
 
 
 # -- the built-in kinds ------------------------------------------------------------------------------
@@ -282,5 +206,11 @@ NOISES: Table[NoiseKind] = Table(
             written="real[-NAME]",
             needs_truth=False,
         ),
+        PAIR,
+        MATRIX,
+        INSTANCE,
+        MARGIN,
+        OPEN_SET,
+        ANNOTATORS,
     ),
 )

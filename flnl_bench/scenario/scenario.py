@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flnl_bench.data.dataset import Dataset
+from flnl_bench.data.catalogue import load_dataset
+from flnl_bench.data.dataset import Dataset, LoadProgress
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.noise import NoisyClient, Setting, draw_client_noise, noisy_labels, parse_setting
+from flnl_bench.scenario.labels import label
+from flnl_bench.scenario.noise import parse_setting
+from flnl_bench.scenario.open_set import in_shape
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.streams import stream
+from flnl_bench.tables import call
 
-MOST_COUNTS = 10_000_000  # of transitions that are written down: 80 MB; 100 clients of 316 classes
+MOST_COUNTS = 2_000_000  # of transitions that are written down: 16 MB; 100 clients of 141 classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +35,15 @@ class Scenario:
     samples: int | None  # how many train images are used; None: all
     clients: tuple[np.ndarray, ...]  # sorted int64 row numbers into the train set
     given: np.ndarray  # int64 [N], the labels to train on; rows of no client keep the true one
-    true: np.ndarray  # int64 [N]
+    true: np.ndarray  # int64 [N]; -1: an open-set image, for which no label is right
     classes: int
     kinds: tuple[str, ...]  # noise of each client: clean, or a name of NOISES
     nominal: np.ndarray  # float64 [K], ρ_k; not a number for natural noise
     dataset_digest: str
     truth_known: bool = True  # False: `true` is a copy of `given`, and what needs the truth means nothing
+    announced: float | None = None  # share of wrong labels that methods are told, where the data decide it
+    replaced: np.ndarray | None = None  # int64 [N], the image of the pool in place of each row's; -1: its own
+    pool_digest: str | None = None  # of the data set that the pool comes from
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -48,9 +56,29 @@ class Scenario:
         return self.given != self.true
 
     @cached_property
+    def is_open(self) -> np.ndarray:
+        """Whether the image is of no class, bool [N]."""
+        return self.true < 0
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The classes of rows as the partition saw it, int64 [N]; of open-set images that of their place."""
+        return np.where(self.is_open, self.given, self.true)
+
+    @property
+    def expected_noise(self) -> float:
+        """The share of wrong labels that methods are told; not a number for natural noise."""
+        return parse_setting(self.setting).expected_ratio if self.announced is None else self.announced
+
+    @cached_property
     def realised(self) -> np.ndarray:
         """The share of wrong labels of each client, float64 [K]."""
         return np.array([self.wrong[rows].mean() for rows in self.clients])
+
+    @cached_property
+    def realised_open(self) -> np.ndarray:
+        """The share of open-set images of each client, float64 [K]; they are among the wrong labels."""
+        return np.array([self.is_open[rows].mean() for rows in self.clients])
 
     @property
     def overall(self) -> float:
@@ -59,12 +87,16 @@ class Scenario:
 
     @property
     def transitions(self) -> np.ndarray | None:
-        """How often class i became class j at each client, int64 [K, C, C]; None if that is too large."""
-        if len(self.clients) * self.classes**2 > MOST_COUNTS:
+        """How often class i became class j at each client, int64 [K, C, C]; None if that is too large.
+
+        Where there is open-set noise it is [K, C + 1, C]: the last row counts the labels of open-set images.
+        """
+        height = self.classes + (self.replaced is not None)
+        if len(self.clients) * height * self.classes > MOST_COUNTS:
             return None
-        pairs = self.true * self.classes + self.given
-        counts = [np.bincount(pairs[rows], minlength=self.classes**2) for rows in self.clients]
-        return np.stack(counts).reshape(-1, self.classes, self.classes)
+        pairs = np.where(self.is_open, self.classes, self.true) * self.classes + self.given
+        counts = [np.bincount(pairs[rows], minlength=height * self.classes) for rows in self.clients]
+        return np.stack(counts).reshape(-1, height, self.classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,6 +106,9 @@ class Scenario:
         hasher.update(f"{family}/{self.dataset_digest}/{self.classes}/{self.sizes}".encode())
         for array in (*self.clients, self.given, self.true):
             hasher.update(array.astype("<i8").tobytes())
+        if self.replaced is not None:
+            hasher.update(f"{self.pool_digest}".encode())
+            hasher.update(self.replaced.astype("<i8").tobytes())
         return hasher.hexdigest()
 
 
@@ -88,7 +123,7 @@ def draw_scenario(
     """The scenario of these names; nothing else changes a draw.
 
     Args:
-        dataset: the loaded data set.
+        dataset: the loaded data set, as `stage` gives it.
         partition: a name such as `iid` or `dir-0.3`, see PARTITIONS.
         setting: a name such as `sym-1.0` or `clean`, see NOISES.
         clients: the number of clients K.
@@ -100,7 +135,6 @@ def draw_scenario(
     rows = _subset(dataset, samples, seed)
     rng = stream(seed, "scenario", "partition", dataset.family, split.name, clients)
     held = tuple(rows[part] for part in split.split(dataset.train_y[rows], clients, rng))
-    given, kinds, nominal = _label(dataset, noise, held, seed)
     return Scenario(
         dataset=dataset.name,
         partition=split.name,
@@ -108,14 +142,32 @@ def draw_scenario(
         seed=seed,
         samples=samples,
         clients=held,
-        given=given,
-        true=dataset.train_y.copy(),
         classes=len(dataset.classes),
-        kinds=kinds,
-        nominal=nominal,
         dataset_digest=dataset.digest,
         truth_known=dataset.truth_known,
+        **label(dataset, noise, held, seed),
     )
+
+
+def stage(
+    dataset: Dataset, setting: str, data_dir: Path | None = None, progress: LoadProgress | None = None
+) -> Dataset:
+    """The data set as a setting needs it: for open-set noise with a pool of images, else as it is."""
+    noise = parse_setting(setting)
+    if noise.kind.stage is None or dataset.pool is not None:
+        return dataset
+    load = partial(load_dataset, data_dir=data_dir, progress=progress)
+    return call(f"noise {noise.kind.name!r}", noise.kind.stage, dataset, noise, load)
+
+
+def dress(dataset: Dataset, scenario: Scenario) -> Dataset:
+    """A staged data set with the images that the clients really hold."""
+    if scenario.replaced is None or dataset.pool is None:
+        return dataset
+    rows = np.flatnonzero(scenario.replaced >= 0)
+    images = np.array(dataset.train_x)
+    images[rows] = in_shape(dataset.pool.images[scenario.replaced[rows]], images.shape[1:])
+    return replace(dataset, train_x=images, pool=None)
 
 
 def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
@@ -130,32 +182,18 @@ def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
     return np.sort(stream(seed, "scenario", "subset", dataset.family).permutation(total)[:samples])
 
 
-def _label(
-    dataset: Dataset, setting: Setting, held: tuple[np.ndarray, ...], seed: int
-) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-    """Given labels of all rows, and kind of noise and nominal ratio of each client."""
-    if setting.kind.needs_truth and not dataset.truth_known:
-        raise BadInput(f"setting {setting.name!r} needs true labels, which {dataset.name} lacks; use 'real'")
-    given = dataset.train_y.copy()
-    drawn = draw_client_noise(setting, len(held), seed, dataset.family)
-    for number, (rows, kind, ratio) in enumerate(zip(held, drawn.kinds, drawn.nominal, strict=True)):
-        rng = stream(seed, "scenario", "labels", dataset.family, number)
-        client = NoisyClient(given[rows], rows, float(ratio), setting, dataset, rng, seed)
-        given[rows] = noisy_labels(kind, client)
-    return given, drawn.kinds, drawn.nominal
-
-
 def client_table(scenario: Scenario) -> list[dict[str, Any]]:
     """One row for each client; None stands for what is not known."""
-    known = scenario.truth_known
+    known, slots = scenario.truth_known, scenario.slots
     return [
         {
             "client": client,
             "size": len(rows),
-            "classes": len(np.unique(scenario.true[rows])),
+            "classes": len(np.unique(slots[rows])),
             "noise": scenario.kinds[client],
             "nominal": _number(scenario.nominal[client]),
             "realised": _number(scenario.realised[client]) if known else None,
+            **_apart(scenario, scenario.realised[client], scenario.realised_open[client]),
         }
         for client, rows in enumerate(scenario.clients)
     ]
@@ -176,7 +214,15 @@ def scenario_summary(scenario: Scenario) -> dict[str, Any]:
         "smallest": min(sizes),
         "largest": max(sizes),
         "realised": _number(scenario.overall) if scenario.truth_known else None,
+        **_apart(scenario, scenario.overall, float(scenario.realised_open @ sizes / sum(sizes))),
     }
+
+
+def _apart(scenario: Scenario, wrong: float, is_open: float) -> dict[str, float | None]:
+    """The open-set images and the other errors apart, where there are any of the former."""
+    if scenario.replaced is None:
+        return {}
+    return {"realised_open": _number(is_open), "realised_closed": _number(wrong - is_open)}
 
 
 def _number(value: float) -> float | None:

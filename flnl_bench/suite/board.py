@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.recorder.claim import owner
+from flnl_bench.recorder.claim import owner, waits_for
 from flnl_bench.registry import default_registry
+from flnl_bench.runs.resolve import plugin_files
 from flnl_bench.suite.file import Suite
 from flnl_bench.suite.grid import Item, fedavg_samples
 
@@ -65,7 +65,9 @@ class Board:
             elif retry_failed and state.status == "failed":
                 states[item] = RunStatus("waiting", state.rounds)
         done = sum(state.status == "done" for state in states.values())
-        return cls(states, jobs, done, fresh, () if fresh else other_code(states))
+        held = [waits_for(item.folder.path) for item, state in states.items() if state.status == "running"]
+        warnings = [*filter(None, held), *(() if fresh else other_code(states))]
+        return cls(states, jobs, done, fresh, warnings)
 
     def having(self, *statuses: str) -> list[Item]:
         """The runs in these states, in the order of the suite."""
@@ -98,11 +100,10 @@ def other_code(items: Iterable[Item]) -> list[str]:
     from flnl_bench.recorder.provenance import source
 
     registry, counts = default_registry(), Counter[str]()
-    now = functools.cache(lambda method: source(registry.method_class(method)))
     for item in items:
-        record = item.folder.read()
-        if record and record.sources - {now(item.config.method)}:
-            counts[item.config.method] += 1
+        config, record = item.config, item.folder.read()
+        if record and record.sources - {source(registry.method_class(config.method), plugin_files(config))}:
+            counts[config.method] += 1
     return [
         f"the code of {method} has changed since {count} of the runs were begun; --fresh starts all anew"
         for method, count in counts.items()

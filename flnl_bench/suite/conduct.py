@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flnl_bench.errors import BadInput, one_line
+from flnl_bench.plugin_files import files_in_use, use_files
 from flnl_bench.recorder.claim import Busy, claimed, owner
 from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.runs.resolve import Request, prepare
 from flnl_bench.suite.board import Board, RunStatus, look
 from flnl_bench.suite.grid import Item
+
+if TYPE_CHECKING:
+    from flnl_bench.runs.play import Run
 
 CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
 
@@ -25,6 +30,7 @@ class Job:
     request: Request  # with absolute paths and a kind of device
     folder: Path  # where the run must end up
     retry_failed: bool = False
+    plugins: tuple[Path, ...] = ()  # plugin files, which a worker on another machine would not know
 
 
 @dataclass(frozen=True)
@@ -45,17 +51,37 @@ def work(job: Job) -> Outcome:
             return Outcome("failed", record.error)
         if owner(job.folder):
             return Outcome("busy")
+        use_files(job.plugins)
         run = prepare(job.request)
         if run.folder.path != job.folder:
             return Outcome("failed", CHANGED)
-        run.play()
+        run.tell = _tell
+        _play(run, anew=job.retry_failed)
     except Busy:
         return Outcome("busy")
     except KeyboardInterrupt:
         return Outcome("lost", "stopped by a signal")
+    except BadInput as error:
+        return Outcome("failed", str(error))  # whole: it says what to do
     except Exception as error:
         return Outcome("failed", one_line(error))
     return Outcome("done")
+
+
+def _tell(text: str) -> None:
+    print(f"flnl-bench: warning: {text}", file=sys.stderr, flush=True)
+
+
+def _play(run: Run, anew: bool) -> None:
+    """Go on with a run; if its checkpoint is broken, start it anew where that is asked for."""
+    from flnl_bench.engine.checkpoint import CorruptCheckpoint
+
+    try:
+        run.play()
+    except CorruptCheckpoint:
+        if not anew:
+            raise
+        run.play(fresh=True)
 
 
 LOSSES = 3  # a run whose worker was lost so often, without a new round in between, counts as failed
@@ -65,8 +91,10 @@ def job_of(item: Item, retry_failed: bool) -> Job:
     """The run for a worker, whose working directory may be another."""
     request = item.request
     data_dir = request.data_dir and request.data_dir.absolute()
-    request = replace(request, out=request.out.absolute(), data_dir=data_dir)
-    return Job(request, item.folder.path.absolute(), retry_failed)
+    own = request.preset.endswith(".toml")
+    preset = str(Path(request.preset).expanduser().absolute()) if own else request.preset
+    request = replace(request, out=request.out.absolute(), data_dir=data_dir, preset=preset)
+    return Job(request, item.folder.path.absolute(), retry_failed, tuple(files_in_use()))
 
 
 class Launcher(Protocol):

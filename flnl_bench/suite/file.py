@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +97,8 @@ def _axis(values: Any, key: str) -> tuple[Any, ...]:
     _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
     good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)
     _require(good, key, f"a list of {what}")
-    for value in values:
-        _require(values.count(value) == 1, key, f"a list without repetition, but {value!r} is there twice")
+    for value, times in Counter(values).items():
+        _require(times == 1, key, f"a list without repetition, but {value!r} is there twice")
     return tuple(values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.registry import Registry, default_registry
 from flnl_bench.runs.resolve import Request, changed_values, configure
 from flnl_bench.suite.file import Suite, Variation
+
+MOST = 100_000  # runs of a suite
 
 
 def fedavg_samples(config: RunConfig) -> int | None:
@@ -55,6 +58,8 @@ def make_grid(
     data_dir: Path | None = None,
     device: str = "cpu",
     registry: Registry | None = None,
+    tracker: tuple[str, ...] = (),
+    save_model: bool = False,
 ) -> list[Item]:
     """All runs, the first seed of everything first; what is the same run twice is there once.
 
@@ -64,13 +69,16 @@ def make_grid(
         data_dir: the folder of the data sets.
         device: "cpu", "cuda" or "mps": what the workers will find.
         registry: where methods are found.
+        tracker: names of trackers that see all runs.
+        save_model: keep the weights of all runs.
     """
     registry = registry or default_registry()
     methods = list(_methods(suite, registry))
+    axes = (suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings)
+    if (count := math.prod(map(len, (methods, *axes)))) > MOST:
+        raise BadInput(f"the suite has {count} runs, and may have {MOST}; make several suites of it")
     items: dict[Path, Item] = {}
-    for preset, dataset, seed, partition, setting in itertools.product(
-        suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings
-    ):
+    for preset, dataset, seed, partition, setting in itertools.product(*axes):
         for method, ablation, changes in methods:
             request = Request(
                 method=method,
@@ -85,16 +93,18 @@ def make_grid(
                 data_dir=data_dir,
                 out=out,
                 label=ablation,
+                tracker=tracker,
+                save_model=save_model,
             )
             config, _ = configure(request, registry, device=device)
-            item = Item(ablation or _label(config, registry), request, config)
+            item = Item(ablation or _label(config, preset, registry), request, config)
             items.setdefault(item.folder.path, item)
     return list(items.values())
 
 
-def _label(config: RunConfig, registry: Registry) -> str:
+def _label(config: RunConfig, preset: str, registry: Registry) -> str:
     """A method with what is changed about it; a sweep passes through the method as it is."""
-    changed = changed_values(config.method, config.dataset, config.preset, config.hyperparameters, registry)
+    changed = changed_values(config.method, config.dataset, preset, config.hyperparameters, registry)
     return f"{config.method} {written(changed)}".rstrip()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.files import make_writable
 from flnl_bench.runs.resolve import federate
 from flnl_bench.suite.board import Board, run_object
 from flnl_bench.suite.conduct import Launcher, conduct
+from flnl_bench.suite.estimate import Estimate, estimate
 from flnl_bench.suite.file import Suite, make_suite, read_suite
 from flnl_bench.suite.grid import Item, make_grid
+from flnl_bench.trackers import find_tracker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +37,7 @@ class SuiteResult:
     board: Board
     out: Path
     seconds: float
+    left: Estimate | None = None  # of a dry run: how long the rest will take
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,6 +81,8 @@ def run_suite(
     fresh: bool = False,
     data_dir: str | PathLike[str] | None = None,
     out: str | PathLike[str] = "results/runs",
+    save_model: bool = False,
+    tracker: str | Sequence[str] = (),
     progress: Watch | None = None,
     loading: LoadProgress | None = None,
 ) -> SuiteResult:
@@ -97,6 +103,8 @@ def run_suite(
         fresh: start all runs anew, also finished ones.
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
+        save_model: keep the final and the best global weights of every run.
+        tracker: names of trackers that see every run, as for `run`.
         progress: called with the board, which knows all runs and has `warnings`, at the start and then
             again and again; without it, Python's warnings tell.
         loading: called as (what, done, total) while a large data set is decoded.
@@ -107,12 +115,24 @@ def run_suite(
     """
     _check(executor, jobs, runs_per_gpu, slurm)
     out, data_dir = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
-    found, items = _plan(suite, out, data_dir, device, local=executor == "local")
+    trackers = (tracker,) if isinstance(tracker, str) else tuple(tracker)
+    for name in trackers:
+        find_tracker(name)
+    found, items = _plan(
+        suite,
+        device,
+        executor == "local",
+        out=out,
+        data_dir=data_dir,
+        tracker=trackers,
+        save_model=save_model,
+    )
     start = time.monotonic()
     board = Board.of(items, jobs or len(items), retry_failed, fresh)
     for text in () if progress else board.warnings:
         warnings.warn(text, stacklevel=2)
     if not dry_run and board.having("waiting", "running"):
+        make_writable(out)
         if executor == "local":
             _check_data(board, loading)
         sbatch = {key: str(value) for key, value in (slurm or {}).items()}
@@ -120,7 +140,15 @@ def run_suite(
         conduct(board, launcher, progress or (lambda board: None))
     elif progress and not dry_run:
         progress(board)
-    return SuiteResult(found, board, out, time.monotonic() - start)
+    left = _estimate(board, out, jobs, runs_per_gpu) if dry_run and executor == "local" else None
+    return SuiteResult(found, board, out, time.monotonic() - start, left)
+
+
+def _estimate(board: Board, out: Path, jobs: int | None, runs_per_gpu: int) -> Estimate | None:
+    from flnl_bench.suite.local import slots
+
+    first, *_ = board.states
+    return estimate(board, out, slots(jobs, first.config.device, runs_per_gpu)[0])
 
 
 def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:
@@ -135,12 +163,7 @@ def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[st
 
 
 def _plan(
-    suite: str | PathLike[str] | Mapping[str, Any],
-    out: Path,
-    data_dir: Path | None,
-    device: str,
-    *,
-    local: bool,
+    suite: str | PathLike[str] | Mapping[str, Any], device: str, local: bool, **options: Any
 ) -> tuple[Suite, list[Item]]:
     """The suite and its runs; nothing is written and no data are read."""
     from flnl_bench.engine.devices import choose_device
@@ -150,7 +173,7 @@ def _plan(
     # A machine that hands out work need not have the GPU that the workers have.
     kind = device if not local and device in ("cpu", "cuda") else choose_device(device).type
     try:
-        return found, make_grid(found, out=out, data_dir=data_dir, device=kind)
+        return found, make_grid(found, device=kind, **options)
     except BadInput as error:
         raise BadInput(f"{where}{error}") from None
 

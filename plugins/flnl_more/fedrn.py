@@ -46,7 +46,7 @@ from flnl_bench import (
     copy_weights,
     network_weights,
 )
-from flnl_bench.numerics import clean_posterior, cosine, min_max_scaled
+from flnl_bench.numerics import clean_posterior, cosine, min_max_scaled, warmup_rounds
 
 
 class FedRN(Method):
@@ -71,7 +71,7 @@ class FedRN(Method):
 
     def warmup(self, terms: Terms) -> int:
         """T1."""
-        return max(round(self.warmup_share * terms.rounds), terms.rounds_for_all, 3)
+        return warmup_rounds(self.warmup_share, terms)
 
     # -- a round on the server ---------------------------------------------------------------------
     def server_state(self, server: Server) -> State:

@@ -67,7 +67,7 @@ class GCE(RobustLoss):
 
     q: float = 0.7
     truncate: float = 0.0  # k: samples with p_y up to k are pruned; 0: none
-    truncate_from: float = 0.4  # share of the rounds before anything is pruned
+    truncate_from: float = 0.4  # share of the rounds before; a model that is unsure then prunes nearly all
 
     def __post_init__(self) -> None:
         bounded(self, "q", high=1, above=True)

@@ -52,6 +52,7 @@ from flnl_bench.numerics import (
     linear_ramp,
     mean_of_kept,
     small_loss,
+    warmup_rounds,
 )
 
 ZERO = 1e-8  # the length below which a centroid says nothing
@@ -86,7 +87,7 @@ class RoFL(Method):
 
     def given_rounds(self, terms: Terms) -> int:
         """T_pl, the rounds in which given labels are trained on."""
-        return max(3, round(self.given_share * terms.rounds), terms.rounds_for_all)
+        return warmup_rounds(self.given_share, terms)
 
     # -- on the server -----------------------------------------------------------------------------
     def server_state(self, server: Server) -> State:

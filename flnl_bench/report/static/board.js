@@ -67,6 +67,17 @@
       update();
     });
   };
+  // An open filter lies over the table: it closes when one goes on elsewhere, by mouse or by keyboard.
+  const close = (inside) => {
+    for (const filter of fields.querySelectorAll("details[open]")) if (!inside || !filter.contains(inside)) filter.open = false;
+  };
+  addEventListener("click", (event) => close(event.target));
+  addEventListener("focusin", (event) => close(event.target));
+  addEventListener("keydown", (event) => {
+    const filter = event.key === "Escape" && fields.querySelector("details[open]");
+    if (filter) filter.querySelector("summary").focus();
+    if (filter) close(null);
+  });
   const show = () => {
     select.value = state.metric;
     paper.checked = state.paper;

@@ -1,0 +1,141 @@
+"""`flnl-bench plugin`: begin a plugin, and check one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import note, print_json, waiting
+from flnl_bench.cli.options import FILES, METHOD, option
+from flnl_bench.errors import BadInput, unknown
+
+if TYPE_CHECKING:
+    from flnl_bench.registry import Registry
+    from flnl_bench.testing import Finding
+
+app = typer.Typer(help="Begin a plugin of your own, and check one.", no_args_is_help=True)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case words joined by dashes.")],
+    kind: Annotated[
+        str, option(METHOD, "KIND", "method, dataset, noise, model, partition or tracker.")
+    ] = "method",
+    out: Annotated[Path, option(FILES, "DIR", "Where the folder NAME is made.")] = Path(),
+) -> None:
+    """Write a complete package with a working example, a test and a README."""
+    from flnl_bench.scaffold import KINDS, new_plugin
+
+    made = new_plugin(name, kind, out)
+    print(f"made {made}: {', '.join(sorted(path.name for path in made.rglob('*') if path.is_file()))}")
+    print(f"next  pip install -e {made}")
+    print(f"      flnl-bench run {KINDS[kind][1].replace('NAME', name)}")
+    print(f"      flnl-bench plugin check {name}")
+
+
+@app.command()
+def check(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME|FILE]",
+            help="A method or other entry, a plugin, or a Python file.",
+            show_default="all plugins but our own",
+        ),
+    ] = None,
+    plugin: options.Plugins = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check what plugins add: is it declared, repeatable, resumable, blind to true labels, …
+
+    What failed is explained: why it matters, and the usual cause. Exit code 1 if something failed.
+    """
+    is_file = what is not None and what.endswith(".py")
+    options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
+    with waiting("loading"):
+        from flnl_bench.registry import default_registry
+
+        registry = default_registry()
+        plugins, entries = chosen(registry, what)
+    told = [line for line in registry.problems if any(line.startswith(f"plugin {p!r}") for p in plugins)]
+    reports = []
+    for kind, table, entry in entries:
+        if not as_json:
+            print(f"{kind} {entry.name} (from {table.origin[entry.name]})")
+        findings = list(_examined(entry, quiet=as_json))
+        checks = [_object(finding) for finding in findings]
+        reports.append(
+            {"kind": kind, "name": entry.name, "plugin": table.origin[entry.name], "checks": checks}
+        )
+    for line in told:
+        note(line)
+    failed = sum(one["status"] == "failed" for report in reports for one in report["checks"]) + len(told)
+    if as_json:
+        print_json({"entries": reports, "problems": told, "failed": failed})
+    elif reports:
+        print(f"{failed} failed" if failed else "nothing failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+def chosen(registry: Registry, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:
+    """The plugins that are meant, and the entries to check: (kind, table, entry)."""
+    from flnl_bench.tables import OWN
+
+    everything = [
+        (kind.removesuffix("s"), table, table[name])
+        for kind, table in registry.tables.items()
+        for name in table
+    ]
+    if what is not None and not what.endswith(".py"):
+        found = [each for each in everything if each[2].name == what]
+        if found:
+            return [], found
+        if what not in registry.sources:
+            names = {entry.name for _, _, entry in everything} | {*registry.sources}
+            raise unknown("plugin or entry", what, names)
+        plugins = [what]
+    elif what is not None:
+        file = Path(what).expanduser().absolute()
+        plugins = [name for name, source in registry.sources.items() if source.file == file]
+    else:
+        plugins = [name for name, source in registry.sources.items() if source.owner != OWN]
+        if not plugins:
+            raise BadInput("there is no plugin but our own; name a FILE.py, or an entry such as fedavg")
+    return plugins, [each for each in everything if each[1].origin[each[2].name] in plugins]
+
+
+def _examined(entry: Any, quiet: bool) -> Iterator[Finding]:
+    """The findings about an entry, each printed as soon as it is known."""
+    from flnl_bench.testing import examine
+
+    for finding in examine(entry):
+        if not quiet:
+            for line in lines_of(finding):
+                print(line, flush=True)
+        yield finding
+
+
+def lines_of(finding: Finding) -> list[str]:
+    """One check for people."""
+    lines = [f"  {finding.status:<8} {finding.check.what}"]
+    if finding.status == "skipped":
+        lines[0] += f" ({finding.problem})"
+    if finding.status == "failed":
+        lines += [
+            f"           what failed:    {finding.problem}",
+            f"           why it matters: {finding.check.why}",
+            f"           usual cause:    {finding.check.cause}",
+        ]
+    return lines
+
+
+def _object(finding: Finding) -> dict[str, str]:
+    check = finding.check
+    name = check.function.__name__.removeprefix("check_")
+    about = {"check": name, "what": check.what, "status": finding.status, "problem": finding.problem}
+    return about | ({"why": check.why, "cause": check.cause} if finding.status == "failed" else {})

@@ -1,0 +1,55 @@
+"""`flnl-bench show preset`: what a preset says to a data set and to the methods there, resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from flnl_bench.cli.console import print_json, stdout, table
+
+if TYPE_CHECKING:
+    from flnl_bench.registry import Registry
+    from flnl_bench.runs.presets import Preset
+
+
+def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
+    """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
+    from flnl_bench.data import dataset_name
+    from flnl_bench.registry import default_registry
+    from flnl_bench.runs.presets import load_preset
+    from flnl_bench.runs.resolve import protocol
+
+    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_registry()
+    training = dataclasses.asdict(protocol(preset, dataset, {}))
+    methods = {each: values_of(each, preset, dataset, registry) for each in [method] if each}
+    methods = methods or {each: values_of(each, preset, dataset, registry) for each in registry.methods}
+    if as_json:
+        print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
+        return
+    console = stdout()
+    console.print(f"{preset.name} on {dataset}", style="bold")
+    rows = table("of", "value", "", "from")
+    for key, value in training.items():
+        rows.add_row("training", key, _text(value), "")
+    for each, values in methods.items():
+        for key, about in values.items():
+            rows.add_row(each, key, _text(about["value"]), about["from"])
+    console.print(rows)
+
+
+def values_of(method: str, preset: Preset, dataset: str, registry: Registry) -> dict[str, Any]:
+    """Each hyper-parameter of a method or variant: its value, and who says so."""
+    from flnl_bench import registry as methods
+
+    cls = registry.method_class(method)
+    given = preset.hyperparameters(dataset, cls.name)
+    variant = cls.variants.get(method.partition("/")[2], {})
+    made = methods.values_of(registry.make(method, given, {}))
+    return {
+        key: {"value": value, "from": "variant" if key in variant else "preset" if key in given else "method"}
+        for key, value in made.items()
+    }
+
+
+def _text(value: object) -> str:
+    return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

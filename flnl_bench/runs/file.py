@@ -1,0 +1,47 @@
+"""A run file: the options of one run in TOML, to keep, share and repeat."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.config import TRAINING
+from flnl_bench.errors import BadInput, unknown
+from flnl_bench.runs.library import OPTIONS
+
+KEYS = OPTIONS | {"seed", "seeds", "training", "plugin"}
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The options of a run file, flat; every complaint names it."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"there is no run file {path}") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path} is a folder, not a run file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not TOML: {error}") from None
+    for key in table.keys() - KEYS:
+        raise unknown("option", key, KEYS, str(path))
+    for key in ("set", "training"):
+        if not isinstance(table.get(key, {}), dict):
+            raise BadInput(f"{path}: {key} must be a table")
+    training = table.pop("training", {})
+    for key in training.keys() - {*TRAINING}:
+        raise unknown("key", key, TRAINING, f"{path}: [training]")
+    if both := sorted(training.keys() & table.keys()):
+        raise BadInput(f"{path}: {both[0]} is there twice, above and in [training]")
+    return {**training, **{key: _from_here(path, key, value) for key, value in table.items()}}
+
+
+def _from_here(path: Path, key: str, value: Any) -> Any:
+    """Names of files to read as they are seen from the run file."""
+    if key == "plugin":
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise BadInput(f"{path}: plugin must be the name of a file, or a list of them")
+        return [path.parent / name for name in value]
+    is_file = isinstance(value, str) and (key == "scenario" or (key == "preset" and value.endswith(".toml")))
+    return str(path.parent / Path(value).expanduser()) if is_file else value

@@ -1,0 +1,118 @@
+"""Instance-dependent noise (`inst`): the image decides which wrong label it gets.
+
+Xia et al., Part-dependent label noise, NeurIPS 2020. There it is applied to a whole data set; here to each
+noisy client with a ratio of its own.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+
+from flnl_bench.scenario.setting import (
+    NoiseKind,
+    NoisyClient,
+    Option,
+    Setting,
+    drawn,
+    mean_over_range,
+    number,
+    one_of,
+)
+from flnl_bench.streams import stream
+
+SPREAD = 0.1  # of the samples' flip rates around ρ
+_NORMAL = NormalDist()
+
+
+def flip_rates(ratio: float, uniform: np.ndarray) -> np.ndarray:
+    """q: normal draws around ρ, cut off at 0 and 1, by the inverse distribution of uniform draws."""
+    low, high = _NORMAL.cdf(-ratio / SPREAD), _NORMAL.cdf((1 - ratio) / SPREAD)
+    chance = np.clip(low + uniform * (high - low), 1e-300, 1 - 2**-53)  # inside (0, 1), as its inverse wants
+    return np.clip(ratio + SPREAD * np.array([_NORMAL.inv_cdf(float(p)) for p in chance]), 0, 1)
+
+
+def mean_flip_rate(ratio: float) -> float:
+    """The mean of q, which is not quite ρ; clients with ρ = 0 are clean."""
+    if ratio == 0:
+        return 0.0
+    a, b = -ratio / SPREAD, (1 - ratio) / SPREAD
+    return ratio + SPREAD * (_NORMAL.pdf(a) - _NORMAL.pdf(b)) / (_NORMAL.cdf(b) - _NORMAL.cdf(a))
+
+
+def wrong_class_chances(projected: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """g: softmax of the projected images [n, C] over all classes but the true one."""
+    projected = projected.copy()
+    projected[np.arange(len(true)), true] = -np.inf
+    chances = np.exp(projected - projected.max(axis=1, keepdims=True))
+    return chances / chances.sum(axis=1, keepdims=True)
+
+
+def label_chances(wrong: np.ndarray, true: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """P: q·g for the wrong classes, 1 − q for the true one."""
+    chances = wrong * rates[:, None]
+    chances[np.arange(len(true)), true] = 1 - rates
+    return chances
+
+
+def project(client: NoisyClient, seed: int) -> np.ndarray:
+    """g of all samples, float64 [n, C]: x·W by a standard normal W [d, C] for each true class.
+
+    Class by class: for a hundred classes of 32×32 colour images all of them would be 30 million numbers.
+    """
+    images, scale = client.dataset.train_x, client.options["scale"] / 255
+    centre = images.mean(axis=0).ravel() if client.options["centre"] else 0.0
+    wrong = np.empty((len(client.true), client.classes))
+    for label in np.unique(client.true):
+        places = np.flatnonzero(client.true == label)
+        pixels = images[client.rows[places]].reshape(len(places), -1) - centre
+        rng = stream(seed, "scenario", "noise", "inst", client.dataset.family, int(label))
+        weights = rng.standard_normal((pixels.shape[1], client.classes))
+        wrong[places] = wrong_class_chances(pixels * scale @ weights, client.true[places])
+    return wrong
+
+
+def share_projection(everyone: NoisyClient) -> np.ndarray | None:
+    """g of all rows of the data set; None where every client has a projection of its own."""
+    if everyone.options["projection"] == "client":
+        return None
+    wrong = np.zeros((len(everyone.dataset.train_y), everyone.classes))
+    wrong[everyone.rows] = project(everyone, everyone.seed)
+    return wrong
+
+
+def instance_labels(client: NoisyClient) -> np.ndarray:
+    """Every label drawn by its image and a flip rate of its own."""
+    if client.ratio == 0:
+        return client.true  # the mean of q at ρ = 0 is 0.08
+    rates = flip_rates(client.ratio, client.rng.random(len(client.true)))
+    if client.shared is None:
+        wrong = project(client, int(client.rng.integers(2**63)))
+    else:
+        wrong = client.shared[client.rows]
+    return drawn(label_chances(wrong, client.true, rates), client.rng)
+
+
+def instance_expected(setting: Setting) -> float:
+    """φ times the mean of q over the range."""
+    return setting.phi * mean_over_range(setting, mean_flip_rate)
+
+
+INSTANCE = NoiseKind(
+    "inst",
+    "the wrong class by a random projection of the image (Xia et al. 2020)",
+    instance_labels,
+    expected=instance_expected,
+    options=(
+        Option(
+            "projection",
+            "shared by all clients, or one for each client",
+            one_of("shared", "client"),
+            "shared",
+        ),
+        Option("scale", "the brightest pixel; below 255 the image decides less", number(0.001, 1e6), 255.0),
+        Option("centre", "true or false: subtract the mean training image", one_of(True, False), False),
+    ),
+    prepare=share_projection,
+)

@@ -1,0 +1,176 @@
+"""What every method must fulfil."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flnl_bench.api import Method, Weights
+from flnl_bench.engine.checkpoint import Checkpoint
+from flnl_bench.engine.client import Call, ClientWorker, Reply
+from flnl_bench.engine.contract import check_task
+from flnl_bench.engine.engine import Engine
+from flnl_bench.engine.views import check_views
+from flnl_bench.recorder.diagnostics import gather_beliefs, judge
+from flnl_bench.registry import check_class
+from flnl_bench.testing.world import (
+    ROUNDS,
+    degenerate_scenario,
+    play,
+    reference,
+    toy_engine,
+    toy_scenario,
+    worker_of,
+)
+
+
+def check_declared(method: Method) -> None:
+    """It can be registered, has a docstring and a reference, and cannot be changed."""
+    cls = type(method)
+    check_class(cls)
+    own = cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(")  # dataclasses write such a one
+    assert own, "no docstring"
+    assert cls.reference, "no reference"
+    check_views(cls.name, method.views())
+    for field in dataclasses.fields(method):  # type: ignore[arg-type]
+        try:
+            setattr(method, field.name, None)
+        except dataclasses.FrozenInstanceError:
+            continue
+        raise AssertionError(f"hyper-parameter {field.name!r} can be changed in place")
+
+
+def check_plays(method: Method) -> None:
+    """It plays six rounds."""
+    assert len(reference(method)[0]) == ROUNDS
+
+
+def check_deterministic(method: Method) -> None:
+    """Two runs give the same numbers."""
+    _same(play(toy_engine(method)), reference(method)[0], "in a second run")
+
+
+Rows = Sequence[dict[str, Any]]
+
+
+def _same(rows: Rows, expected: Rows, when: str) -> None:
+    """Say in which round, and how, numbers differ from those of an undisturbed run."""
+    for row, other in zip(rows, expected, strict=True):
+        odd = [key for key in other if row[key] != other[key]]
+        if odd:
+            told = f"{odd[0]} of round {row['round'] + 1} is {row[odd[0]]}, not {other[odd[0]]}"
+            raise AssertionError(f"{when} {told}")
+
+
+def check_resumes(method: Method) -> None:
+    """Stopped after every round and started again from the files, it gives the same numbers."""
+    unbroken = reference(method)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        rows: list[dict[str, Any]] = []
+        for number in range(ROUNDS):
+            engine, checkpoint = toy_engine(method), Checkpoint(Path(folder))
+            if number:
+                state, clients, rows = checkpoint.load()
+                engine.restore(state, clients)
+            rows += play(engine, number + 1)
+            _same(rows, unbroken[: number + 1], f"resumed after round {number},")
+            checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rows)
+
+
+def check_order_of_clients(method: Method) -> None:
+    """The order in which the clients of a round are worked on changes nothing."""
+    backwards = toy_engine(method)
+    backwards.federation.order = lambda ids: sorted(ids, reverse=True)
+    _same(play(backwards), reference(method)[0], "with the clients in another order,")
+
+
+def check_isolated(method: Method) -> None:
+    """Clients that share nothing but messages give the same numbers: nothing bypasses the ledger."""
+    isolated = toy_engine(method)
+    isolated.federation.executor = _Isolated(worker_of(isolated))
+    _same(play(isolated), reference(method)[0], "with a copy of the method for each client,")
+
+
+class _Isolated:
+    """An executor whose every call is answered by a copy made for it alone."""
+
+    def __init__(self, worker: ClientWorker) -> None:
+        self.worker, self.logits, self.close = worker, worker.logits, worker.close
+
+    def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Train each client with a new method and a new model."""
+        for call in calls:
+            yield _sent(self._copy().train_client(*_sent((weights, call))))
+
+    def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
+        """Visit each client with a new method and a new model."""
+        for call in calls:
+            check_task(self.worker.method.name, call.task)
+            yield _sent(self._copy().visit_client(*_sent((weights, call))))
+
+    def _copy(self) -> ClientWorker:
+        names = ("method", "terms", "model")
+        return dataclasses.replace(self.worker, **{n: copy.deepcopy(getattr(self.worker, n)) for n in names})
+
+
+def _sent(message: Any) -> Any:
+    """A message as another process would get it."""
+    return pickle.loads(pickle.dumps(message))
+
+
+def check_travels(method: Method) -> None:
+    """It can be sent to a worker process, and so can its model."""
+    assert pickle.loads(pickle.dumps(method)) == method, "it comes back as another method"
+    pickle.dumps(worker_of(toy_engine(method)).model)
+
+
+def check_blind(method: Method) -> None:
+    """True labels make no difference."""
+    scenario = toy_scenario()
+    lied = dataclasses.replace(scenario, true=(scenario.true + 1) % 3)
+    _same(play(toy_engine(method, lied)), reference(method)[0], "with other true labels,")
+
+
+def check_degenerate_clients(method: Method) -> None:
+    """Tiny, one-class and all-wrong clients do no harm."""
+    _assert_finite(toy_engine(method, degenerate_scenario(), fraction=1.0))
+    _assert_finite(toy_engine(method, toy_scenario("sym-1.0:1.0-1.0")))
+
+
+def check_finite(method: Method) -> None:
+    """Accuracy, loss and weights stay finite, under skew and noise."""
+    _assert_finite(toy_engine(method, toy_scenario("mixed-1.0", "dir-1.0")))
+
+
+def _assert_finite(engine: Engine) -> None:
+    for row in play(engine):
+        assert np.isfinite(row["loss"]), f"the test loss of round {row['round'] + 1} is {row['loss']}"
+    odd = [name for name, tensor in engine.server.weights.items() if not torch.isfinite(tensor).all()]
+    assert not odd, f"not finite: the weights {', '.join(odd[:3])}"
+
+
+def check_beliefs(method: Method) -> None:
+    """What it reports to the recorder has one entry per sample and can be judged."""
+    engine, scenario = reference(method)[1], toy_scenario()
+    beliefs = gather_beliefs(method, engine.server, engine.federation.states, scenario.sizes)
+    judge(beliefs, scenario, sorted(beliefs))
+    for belief in beliefs.values():
+        ratio = belief.noise_ratio
+        assert ratio is None or 0 <= ratio <= 1, f"a noise_ratio is {ratio}, but must be from 0 to 1"
+
+
+def check_learns(method: Method) -> None:
+    """In an easy clean world it learns."""
+    engine = toy_engine(method, toy_scenario("clean"), rounds=20, fraction=1.0)
+    while engine.round < engine.rounds:
+        if engine.play_round().accuracy > 90:
+            return
+    raise AssertionError("accuracy stays below 90 % in an easy world")

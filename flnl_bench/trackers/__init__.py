@@ -1,0 +1,35 @@
+"""Trackers show runs elsewhere while they are played: TensorBoard, MLflow, Weights & Biases, or your own."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from flnl_bench.errors import BadInput
+from flnl_bench.tables import Table, check_name
+from flnl_bench.trackers.mlflow import MLflow
+from flnl_bench.trackers.tensorboard import TensorBoard
+from flnl_bench.trackers.tracker import TrackedRun, Tracker, numbers
+from flnl_bench.trackers.wandb import WeightsAndBiases
+
+
+def check_tracker(entry: object) -> None:
+    """Refuse what is not a tracker class that could be used."""
+    if not (isinstance(entry, type) and issubclass(entry, Tracker) and hasattr(entry, "name")):
+        raise BadInput(f"{entry!r} is not a Tracker class with a name")
+    check_name(entry.__name__, entry.name, getattr(entry, "help", None))
+
+
+def find_tracker(name: str) -> type[Tracker]:
+    """The tracker of this name, if all that it needs is installed."""
+    tracker = TRACKERS.find(name)
+    if tracker.requires and importlib.util.find_spec(tracker.requires) is None:
+        own = f"pip install 'flnl-bench[{name}]'" if name in TRACKERS else f"pip install {tracker.requires}"
+        raise BadInput(f"tracker {name!r} needs {tracker.requires}: {own}")
+    return tracker
+
+
+TRACKERS: Table[type[Tracker]] = Table(
+    "tracker", "flnl_register_trackers", check_tracker, (TensorBoard, MLflow, WeightsAndBiases)
+)
+
+__all__ = ["TRACKERS", "TrackedRun", "Tracker", "find_tracker", "numbers"]

@@ -1,0 +1,47 @@
+"""Weights & Biases: online, or offline with WANDB_MODE=offline."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from flnl_bench.trackers.tracker import TrackedRun, Tracker, numbers
+
+
+class WeightsAndBiases(Tracker):
+    """Logs options and numbers; a run that goes on goes on there, too."""
+
+    name = "wandb"
+    help = "a run of Weights & Biases, where WANDB_PROJECT and WANDB_MODE say"
+    requires = "wandb"
+
+    def start(self, run: TrackedRun) -> None:
+        """Open a run, or the one that was opened before the stop."""
+        import wandb
+
+        kept = run.folder / "run-id"
+        known = kept.exists()
+        number = kept.read_text() if known else secrets.token_hex(4)
+        kept.write_text(number)
+        self.run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "flnl-bench"),
+            id=number,
+            name=run.title,
+            config=run.options,
+            dir=str(run.folder),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        for row in () if known else run.rounds:
+            self.round(row)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Log the numbers of a round."""
+        self.run.log(numbers(row), step=row["round"])
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Log the summary and close the run."""
+        self.run.summary.update({f"summary/{key}": value for key, value in numbers(summary).items()})
+        self.run.finish(exit_code=0 if status == "done" else 1)

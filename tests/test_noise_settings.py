@@ -1,0 +1,132 @@
+"""Settings with options: how they are written, how bad ones are refused; and every method under them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import flnl
+
+import flnl_bench as fb
+from flnl_bench import NoiseKind, Option
+from flnl_bench.registry import default_registry
+from flnl_bench.scenario import NOISES, draw_scenario, parse_setting
+from flnl_bench.testing import toy_dataset
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("pair-0.60,step=1", "pair-0.6"),
+        ("pair-1,step=-1", "pair-1.0,step=-1"),
+        ("pair-1.0,rates=1+2.50+.5,step=-1", "pair-1.0,step=-1,rates=1.0+2.5+0.5"),
+        ("matrix-1.0,file=a-b/T.npy", "matrix-1.0,file=a-b/T.npy"),
+        ("matrix-1.0:.2-.4,file=T.npy", "matrix-1.0:0.2-0.4,file=T.npy"),
+        ("inst-1.0:0.2-0.5, scale = 1, centre=true", "inst-1.0:0.2-0.5,scale=1.0,centre=true"),
+        ("inst-1.0,scale=255,centre=false,projection=client", "inst-1.0,projection=client"),
+        ("pmd-1.0,type=1", "pmd-1.0"),
+        ("open-1.0,omega=.50,pool=classes:10+9+dog+9", "open-1.0,pool=classes:9+10+dog,omega=0.5"),
+        ("open-0.6,pool=npz:x.npz,omega=1", "open-0.6,pool=npz:x.npz"),
+        ("annot-1.0:0.1-0.3,use=random,pool=7", "annot-1.0,pool=7"),
+    ],
+)
+def test_a_setting_with_options_has_one_name(name, canonical):
+    setting = parse_setting(name)
+    assert setting.name == canonical
+    assert parse_setting(canonical) == setting
+
+
+BAD = {
+    "open-1.0": "lacks the option pool, as in open-1.0,pool=… (",
+    "matrix-0.5": "lacks the option file, as in matrix-0.5,file=… (",
+    "matrix-1.0,file=": "file must be the path of a file, not ''",
+    "matrix-1.0,file=nowhere/T.npy": "file: there is no file nowhere/T.npy",
+    "pair-1.0,step=2": "step must be 1 or -1, not '2'",
+    "pair-1.0,rates=1+2": "rates must be 10 numbers, as many as classes, not 2",
+    "pair-1.0,rates=1+-2": "rates must be numbers of 0 or more joined by +, or a file, not '1+-2'",
+    "pair-1.0,setp=1": "unknown option 'setp' in setting 'pair-1.0,setp=1'; did you mean 'step'?",
+    "inst-1.0,scale=-1": "scale must be a number from 0.001 to 1e+06, not '-1'",
+    "inst-1.0,scale=1,scale=2": "scale is there twice",
+    "pmd-1.0,type=4": "type must be 1 or 2 or 3, not '4'",
+    "pmd-1.0,scores=pyproject.toml": "pyproject.toml",
+    "annot-1.0,use": "options are written KEY=VALUE, not 'use'",
+    "annot-1.0,pool=2": "pool must be a whole number from 3 to 1000, not '2'",
+    "annot-1.0,pool=5,rates=own": "a pool has errors and rates of its own; leave them out",
+    "open-1.0,pool=classes:ten": "unknown class 'ten' in setting 'open-1.0,pool=classes:ten'",
+    "open-1.0,pool=classes:9,omega=2": "omega must be a number from 0 to 1, not '2'",
+    "sym-1.0,step=1": "sym has no options",
+    "iinst-1.0": "did you mean 'inst-1.0'?",
+}
+
+
+@pytest.mark.parametrize("setting", BAD)
+def test_a_bad_option_gives_one_line(setting):
+    done = flnl("scenario", "show", "--setting", setting, "--clients", 4)
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert BAD[setting] in done.errors[0]
+
+
+def test_the_list_shows_kinds_and_options():
+    rows = {row["name"]: row for row in flnl("list", "settings", "--json").json["settings"]}
+    assert rows["pair-PHI[:LOW-HIGH]"]["options"][0].startswith("step=1: 1 or -1")
+    assert rows["open-PHI[:LOW-HIGH],pool=…"]["description"].endswith("ratio 0.2 to 0.4")
+    assert rows["sym-PHI[:LOW-HIGH]"]["options"] == []
+    assert ",omega=1.0: " in flnl("list", "settings").out
+
+
+def test_the_page_about_noise_has_every_kind_and_option_and_settings_that_exist():
+    page = (Path(__file__).parents[1] / "docs" / "noise.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    for kind in NOISES.values():
+        about = [line for line in lines if f"`{kind.name}`" in line.split("|")[1]]
+        assert about or kind.name == "clean", kind.name
+        for option in kind.options:
+            assert any(f"`{option.name}" in line for line in about), option.name
+    settings = re.findall(r"--setting (\S+)", page)
+    assert {parse_setting(name).kind.name for name in settings} == {*SETTINGS}
+
+
+def test_a_kind_of_a_plugin_may_have_options_and_prepare_something(monkeypatch):
+    def labels(client):
+        return np.full_like(client.true, client.shared + client.options["add"])
+
+    add = Option("add", "0 or 1", int, 0)
+    kind = NoiseKind(
+        "fixed", "one class", labels, options=(add,), prepare=lambda everyone: everyone.classes - 2
+    )
+    monkeypatch.setitem(NOISES, "fixed", kind)
+    assert set(draw_scenario(toy_dataset(), "iid", "fixed-1.0", 4).given) == {1}
+    assert set(draw_scenario(toy_dataset(), "iid", "fixed-1.0,add=1", 4).given) == {2}
+
+
+# -- methods -----------------------------------------------------------------------------------------
+SETTINGS = {
+    "pair": "pair-0.7",
+    "matrix": "matrix-0.7,file=T.txt",
+    "inst": "inst-0.7",
+    "pmd": "pmd-0.7",
+    "open": "open-0.7,pool=classes:8+9,omega=0.5",
+    "annot": "annot-0.7,use=aggre",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a transition matrix."""
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("T.txt", np.full((10, 10), 0.03) + 0.7 * np.eye(10))
+
+
+@pytest.mark.parametrize("method", default_registry().methods)
+def test_every_method_runs_two_rounds_under_every_kind_of_noise(method, here):
+    small = {"clients": 3, "samples": 60, "rounds": 2, "epochs": 1, "fraction": 0.7, "batch_size": 16}
+    for kind, setting in SETTINGS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of methods that two rounds are too few for
+            result = fb.run(method, setting, **small, device="cpu", out="runs")
+        assert len(result.rounds) == 2
+        assert (result.clients.noise_kind == kind).sum() == 2
+        assert ("realised_open" in result.clients) == (kind == "open")

@@ -1,0 +1,250 @@
+"""Methods and other kinds from a plain Python file: found everywhere, recorded, and harmless if broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import flnl, interrupted, rounds_of, tiny
+
+import flnl_bench as fb
+from flnl_bench import plugin_files, tables
+from flnl_bench.suite.conduct import Job, job_of, work
+from flnl_bench.suite.file import make_suite
+from flnl_bench.suite.grid import make_grid
+
+METHOD = '''
+from flnl_bench import Method
+
+class Mine(Method):
+    """Scales the loss."""
+
+    name = "mine"
+    reference = "a test"
+    scale: float = {scale}
+
+    def loss(self, model, batch, client):
+        return self.scale * super().loss(model, batch, client)
+'''
+OTHERS = """
+import numpy as np
+from flnl_bench import ModelKind, NoiseKind, PartitionKind, hookimpl
+
+def flat(channels, norm):
+    from torch import nn
+    backbone = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    backbone.feature_size = 4 * channels
+    return backbone
+
+FLAT = ModelKind("flat", "no weights", flat)
+ONES = NoiseKind("ones", "all become 1", lambda client: np.ones_like(client.true))
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a plugin file; what commands load of it is forgotten after the test."""
+    monkeypatch.setenv(plugin_files.VARIABLE, "")
+
+    def write(text=None, name="mine.py"):
+        file = tmp_path / name
+        file.write_text(text or METHOD.format(scale=1.0))
+        return file
+
+    yield write
+    tables._installed.cache_clear()
+
+
+def record_of(done) -> dict:
+    return json.loads((Path(done.json["run_dir"]) / "run.json").read_text())
+
+
+# -- finding -----------------------------------------------------------------------------------------
+def test_a_class_in_a_file_is_a_method_at_once(tmp_path, write):
+    done = flnl(*tiny(tmp_path / "runs", "--plugin", write(), "--json", method="mine"))
+    about = record_of(done)["provenance"]
+    assert about["plugins"] == {"method mine from mine": about["method"]["source"]}
+    assert about["method"]["class"] == "flnl_plugin_mine:Mine"
+
+
+def test_the_environment_names_files_too(tmp_path, write, monkeypatch):
+    monkeypatch.setenv("FLNL_PLUGINS", str(write()))
+    (row,) = [row for row in flnl("list", "plugins", "--json").json["plugins"] if row["name"] == "mine"]
+    assert (row["source"], row["methods"], row["failed"]) == (str(tmp_path / "mine.py"), ["mine"], None)
+
+
+def test_a_notebook_loads_a_file_and_again_after_an_edit(tmp_path, write):
+    small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 100, "out": tmp_path / "runs"}
+    fb.load_plugin(write())
+    assert fb.run("mine", "clean", **small).config.hyperparameters == {"scale": 1.0}
+    fb.load_plugin(write(METHOD.format(scale=2.0)))
+    assert fb.run("mine", "clean", **small).config.hyperparameters == {"scale": 2.0}
+
+
+def test_entries_of_other_kinds_need_no_hook_either(write):
+    found = flnl("list", "--plugin", write(OTHERS), "--json").json
+    assert {row["plugin"] for row in found["models"] if row["name"] == "flat"} == {"mine"}
+    assert [row["name"] for row in found["settings"] if row["plugin"] == "mine"] == ["ones-PHI[:LOW-HIGH]"]
+
+
+def test_where_there_is_a_hook_only_the_hook_counts(write):
+    hook = "\nfrom flnl_bench import hookimpl\n@hookimpl\ndef flnl_register_methods():\n    return [Mine]\n"
+    other = METHOD.replace("Mine", "Draft").replace('"mine"', '"draft"').format(scale=1.0)
+    found = flnl("list", "methods", "--plugin", write(METHOD.format(scale=1.0) + other + hook), "--json").json
+    assert [row["name"] for row in found["methods"] if row["plugin"] == "mine"] == ["mine"]
+
+
+def test_a_base_class_without_a_name_is_no_method(write):
+    text = (
+        "from flnl_bench import Method\nclass Base(Method):\n    pass\nclass Mine(Base):\n    name = 'mine'\n"
+    )
+    done = flnl("list", "methods", "--plugin", write(text), "--json")
+    assert [row["name"] for row in done.json["methods"] if row["plugin"] == "mine"] == ["mine"]
+    assert done.errors == []
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------
+def test_worker_processes_know_the_file(tmp_path, write):
+    kinds = ["--model", "flat", "--plugin", write(METHOD.format(scale=1.0) + OTHERS), "--json"]
+    alone, shared = (
+        flnl(*tiny(tmp_path / name, *kinds, *more, method="mine", setting="ones-1.0"))
+        for name, more in (("alone", []), ("shared", ["--workers", 2]))
+    )
+    assert rounds_of(alone.json["run_dir"]) == rounds_of(shared.json["run_dir"])
+
+
+def test_a_job_carries_the_files_to_machines_that_do_not_know_them(tmp_path, write, monkeypatch):
+    fb.load_plugin(write())
+    small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 100}
+    grid = {"methods": ["mine"], "settings": ["clean"], "training": small}
+    (item,) = make_grid(make_suite(grid), out=tmp_path / "runs")
+    job = job_of(item, retry_failed=False)
+    assert job.plugins == (tmp_path / "mine.py",)
+    monkeypatch.setenv(plugin_files.VARIABLE, "")
+    assert "unknown method" in work(Job(job.request, job.folder)).error
+    assert work(job).status == "done"
+
+
+# -- the code of a run -------------------------------------------------------------------------------
+def warned(done):
+    return any("the code of mine has changed" in line for line in done.errors)
+
+
+def test_an_edited_file_is_other_code_also_for_a_run_that_goes_on(tmp_path, write, monkeypatch):
+    command = tiny(tmp_path / "runs", "--set", "scale=1", "--plugin", write(), "--json", method="mine")
+    interrupted(1, *command, monkeypatch=monkeypatch)
+    write(METHOD.format(scale=2.0))
+    done = flnl(*command)
+    assert warned(done)
+    record = record_of(done)
+    (before,) = record["earlier"]
+    assert before["plugins"].keys() == record["provenance"]["plugins"].keys()
+    assert before["plugins"] != record["provenance"]["plugins"]
+
+
+def test_an_edited_network_is_other_code_of_the_runs_that_use_it_alone(tmp_path, write):
+    plain = tiny(tmp_path / "runs", "--plugin", write(OTHERS), "--json")
+    flat = [*plain, "--model", "flat"]
+    first = flnl(*flat)
+    assert record_of(first)["provenance"]["plugins"].keys() == {"model flat from mine"}
+    assert "plugins" not in record_of(flnl(*plain))["provenance"]
+    write(OTHERS.replace("AdaptiveAvgPool2d", "AdaptiveMaxPool2d"))
+    assert any("the code of fedavg has changed" in line for line in flnl(*flat).errors)
+    assert not any("has changed" in line for line in flnl(*plain).errors)
+
+
+# -- broken files ------------------------------------------------------------------------------------
+BROKEN = {
+    "clash": (METHOD.replace('"mine"', '"fedavg"').format(scale=1), "method 'fedavg' is already there"),
+    "raises": ("import nonsense_that_is_nowhere", "No module named 'nonsense_that_is_nowhere' (mine.py:1 in"),
+    "exits": ("raise SystemExit(3)", "SystemExit: 3"),
+    "syntax": ("class Mine(", "SyntaxError: '(' was never closed"),
+    "signature": (
+        "from flnl_bench import hookimpl\n@hookimpl\ndef flnl_register_methods(config):\n    return []",
+        "Argument(s) {'config'} are declared in the hookimpl but can not be found",
+    ),
+    "newer": ("from flnl_bench import Newest\nflnl_api = 99", "it needs version 99 of the plugin API, but"),
+    "odd version": ("flnl_api = 'two'", "flnl_api is 'two', but must be a whole number from 1"),
+    "nothing": ("x = 1", "offers nothing"),
+    "no default": (
+        "from flnl_bench import Method\nclass Mine(Method):\n    name = 'mine'\n    rate: float",
+        "hyper-parameter 'rate' has no default",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_one_line_with_its_name_and_the_rest_works(tmp_path, write, case):
+    text, why = BROKEN[case]
+    done = flnl(*tiny(tmp_path / "runs", "--plugin", write(text), "--json"))
+    assert done.json["method"] == "fedavg"
+    (line,) = [line for line in done.errors if "plugin" in line]
+    assert line.startswith("flnl-bench: warning: plugin 'mine'")
+    assert why in line
+    (row,) = [row for row in flnl("list", "plugins", "--json").json["plugins"] if row["name"] == "mine"]
+    assert row["failed"] is None or why in row["failed"]
+
+
+MISTAKES = {
+    "labels": ("client.true.sum()", "'Client' object has no attribute 'true'"),
+    "shape": ("super().loss(model, batch, client).mean()", "loss must return one value per example"),
+    "detached": ("super().loss(model, batch, client).detach()", "loss must return values with a gradient"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_a_file_is_one_line_with_the_name_of_the_method(tmp_path, write, case):
+    code, why = MISTAKES[case]
+    text = METHOD.format(scale=1.0).replace("self.scale * super().loss(model, batch, client)", code)
+    done = flnl(*tiny(tmp_path / "runs", "--plugin", write(text), method="mine"))
+    (line,) = [line for line in done.errors if line.startswith("flnl-bench: mine")]
+    assert done.code == 1
+    assert why in line
+
+
+def test_a_method_that_gives_nan_is_told(tmp_path, write):
+    text = METHOD.format(scale="float('nan')")
+    done = flnl(*tiny(tmp_path / "runs", "--plugin", write(text), "--json", method="mine"))
+    assert "flnl-bench: warning: mine: the loss is not finite from round 1 on" in done.errors
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "folder"])
+def test_a_file_that_is_not_there_is_refused(tmp_path, write, name):
+    done = flnl("list", "--plugin", tmp_path / name)
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert "there is no such file" in done.errors[0]
+
+
+def test_two_files_of_one_name_are_told(tmp_path, write):
+    (tmp_path / "other").mkdir()
+    files = [write(), write(METHOD.replace('"mine"', '"yours"').format(scale=1), "other/mine.py")]
+    done = flnl("list", "methods", "--plugin", files[0], "--plugin", files[1], "--json")
+    (line,) = done.errors
+    assert "is a plugin of the same name; rename one of them" in line
+    assert "mine" in [row["name"] for row in done.json["methods"]]
+
+
+# -- debugging ---------------------------------------------------------------------------------------
+def test_debug_shows_the_whole_traceback(tmp_path, write):
+    text = METHOD.format(scale=1.0).replace("return self", "missing = nowhere\n        return self")
+    command = tiny(tmp_path / "runs", "--plugin", write(text), method="mine")
+    assert not any("Traceback" in line for line in flnl(*command).errors)
+    errors = flnl(*command, "--debug").errors
+    assert any("Traceback" in line for line in errors)
+    assert any("missing = nowhere" in line for line in errors)
+    assert "mine failed in round 1: NameError" in errors[-1]
+
+
+def test_pdb_starts_where_the_method_failed(tmp_path, write, monkeypatch):
+    text = METHOD.format(scale=1.0).replace("return self", "missing = nowhere\n        return self")
+    frames = []
+
+    def enter(trace):
+        while trace.tb_next:
+            trace = trace.tb_next
+        frames.append(trace.tb_frame.f_code.co_name)
+
+    monkeypatch.setattr("pdb.post_mortem", enter)
+    flnl(*tiny(tmp_path / "runs", "--plugin", write(text), "--pdb", method="mine"))
+    assert frames == ["loss"]

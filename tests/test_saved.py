@@ -1,0 +1,236 @@
+"""The weights that --save-model keeps, presets and runs in files of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import flnl, interrupted, rounds_of, tiny
+from safetensors.torch import load_file
+
+import flnl_bench as fb
+from flnl_bench.data import load_dataset
+from flnl_bench.runs.saved import FILES, Keeper
+from flnl_bench.testing import toy_dataset
+
+
+def best_of(run_dir) -> dict:
+    return max(rounds_of(run_dir), key=lambda row: row["accuracy"])
+
+
+# -- models ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedavg", "fl-coteaching"])
+def test_a_loaded_model_has_the_accuracy_of_its_round(tmp_path, method):
+    run_dir = flnl(*tiny(tmp_path, "--save-model", "--json", method=method)).json["run_dir"]
+    digits = load_dataset("digits")
+    rows = rounds_of(run_dir)
+    for which, row in (("final", rows[-1]), ("best", best_of(run_dir))):
+        model = fb.load_model(run_dir, which)
+        right = (model.predict(digits.test_x) == digits.test_y).mean()
+        assert 100 * right == pytest.approx(row["accuracy"], abs=1e-4)
+        assert (model.round, model.accuracy) == (row["round"], row["accuracy"])
+        assert (model.config.method, len(model.classes)) == (method, 10)
+
+
+def test_keeping_the_model_changes_neither_the_folder_nor_the_numbers(tmp_path):
+    kept = Path(flnl(*tiny(tmp_path / "a", "--save-model", "--json")).json["run_dir"])
+    plain = Path(flnl(*tiny(tmp_path / "b", "--json")).json["run_dir"])
+    assert kept.relative_to(tmp_path / "a") == plain.relative_to(tmp_path / "b")
+    assert rounds_of(kept) == rounds_of(plain)
+    assert not list(plain.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_the_best_weights_survive_a_stop_also_if_the_option_is_forgotten(tmp_path, monkeypatch, stop):
+    unbroken = Path(flnl(*tiny(tmp_path / "a", "--save-model", "--json")).json["run_dir"])
+    command = tiny(tmp_path / "b", "--json")
+    interrupted(stop, *command, "--save-model", monkeypatch=monkeypatch)
+    resumed = Path(flnl(*command).json["run_dir"])
+    for name in FILES.values():
+        one, other = load_file(unbroken / name), load_file(resumed / name)
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def row(number, accuracy):
+    return {"round": number, "accuracy": accuracy}
+
+
+def keeper(folder, rounds=(), told=None):
+    config = fb.run("fedavg", "clean", rounds=1, clients=4, epochs=1, samples=50, out=folder / "r").config
+    return Keeper(folder, config, toy_dataset(), rounds, (told if told is not None else []).append)
+
+
+def value(folder, which="best"):
+    return load_file(folder / FILES[which])["w"].item()
+
+
+def test_only_better_rounds_replace_the_best_and_the_first_of_equals_stays(tmp_path):
+    one = keeper(tmp_path)
+    for number, accuracy in enumerate((50.0, 70.0, 70.0, None, 60.0)):
+        one.round({"w": torch.tensor(float(number))}, row(number, accuracy))
+    assert value(tmp_path) == 1.0
+
+
+def test_weights_of_a_round_that_a_kill_undid_do_not_count(tmp_path):
+    one = keeper(tmp_path)
+    for number, accuracy in enumerate((50.0, 70.0)):
+        one.round({"w": torch.tensor(float(number))}, row(number, accuracy))
+    told: list[str] = []  # killed before the second round was checkpointed: it is played again
+    again = keeper(tmp_path, [row(0, 50.0)], told)
+    again.round({"w": torch.tensor(9.0)}, row(1, 70.0))
+    assert value(tmp_path) == 9.0
+
+
+def test_asking_for_the_weights_too_late_is_told(tmp_path, monkeypatch):
+    command = tiny(tmp_path, "--json")
+    interrupted(2, *command, monkeypatch=monkeypatch)
+    late = flnl(*command, "--save-model")
+    assert any("the weights of the best round so far were not kept" in line for line in late.errors)
+    other = tiny(tmp_path / "other", "--json")
+    flnl(*other)
+    found = flnl(*other, "--save-model")
+    assert any("was played without --save-model; --fresh plays it again" in line for line in found.errors)
+
+
+def test_weights_that_are_not_there_are_refused_in_one_line(tmp_path):
+    with pytest.raises(fb.BadInput, match="was the run played with --save-model"):
+        fb.load_model(tmp_path)
+    (tmp_path / "best.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(fb.BadInput, match="does not hold weights of flnl-bench"):
+        fb.load_model(tmp_path)
+    with pytest.raises(fb.BadInput, match="unknown weights 'bset'; did you mean 'best'"):
+        fb.load_model(tmp_path, "bset")
+
+
+# -- presets of one's own ----------------------------------------------------------------------------
+OWN = """
+description = "a small one"
+base = "quick"
+[default]
+rounds = 2
+clients = 4
+epochs = 1
+[datasets.digits]
+samples = 100
+methods.fedprox = { mu = 0.25 }
+"""
+
+
+@pytest.fixture
+def preset(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text(OWN)
+    return file
+
+
+def test_a_preset_from_a_file_changes_what_it_says_and_is_called_by_its_name(tmp_path, preset):
+    options = [
+        "run",
+        "--method",
+        "fedprox",
+        "--setting",
+        "clean",
+        "--preset",
+        preset,
+        "--out",
+        tmp_path / "r",
+    ]
+    done = flnl(*options, "--json")
+    assert (done.json["preset"], done.json["rounds"]) == ("small", 2)
+    record = json.loads((Path(done.json["run_dir"]) / "run.json").read_text())
+    quick = flnl("show", "preset", "quick", "--dataset", "digits", "--json").json["training"]
+    assert record["config"]["training"] == {**quick, "rounds": 2, "clients": 4, "epochs": 1, "samples": 100}
+    assert (record["config"]["hyperparameters"], record["changed"]) == ({"mu": 0.25}, {})
+
+
+def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
+    grid = {"methods": ["fedprox"], "settings": ["clean"], "preset": str(preset)}
+    board = fb.run_suite(grid, out=tmp_path / "runs", dry_run=True).board
+    (item,) = board.states
+    assert (item.config.preset, item.config.training.rounds, item.label) == ("small", 2, "fedprox")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("none.toml", None, "there is no such file"),
+        ("quick.toml", OWN, "none of quick, paper"),
+        ("bad.toml", "[default", "bad.toml: "),
+        ("bad.toml", "[default]\nroundz = 1", "unknown key 'roundz'"),
+        ("bad.toml", "base = 'quik'", "unknown preset 'quik'"),
+        ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
+        ("bad.toml", "[default]\nrounds = 3", "preset 'bad' does not say model, clients"),
+        ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }", "did you mean 'mu'"),
+    ],
+)
+def test_a_bad_preset_is_refused_in_one_line(tmp_path, name, text, said):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    options = ["--method", "fedprox", "--setting", "clean", "--out", tmp_path / "runs"]
+    done = flnl("run", *options, "--preset", tmp_path / name)
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert said in done.errors[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_show_preset_tells_who_says_a_value():
+    shown = flnl(
+        "show", "preset", "paper", "--dataset", "clothing1m", "--method", "fl-coteaching", "--json"
+    ).json
+    values = shown["methods"]["fl-coteaching"]
+    assert values["forget_rate"] == {"value": 0.39, "from": "preset"}
+    assert {about["from"] for about in values.values()} == {"preset", "method"}
+    assert "forget_rate" in flnl("show", "preset", "paper", "--dataset", "clothing1m").out
+    assert flnl("show", "whatever", "--dataset", "digits").code == 2
+
+
+# -- run files ---------------------------------------------------------------------------------------
+RUN = """
+method = "fedprox"
+setting = "sym-1.0"
+seeds = [1, 13]
+preset = "small.toml"
+rounds = 1
+[set]
+mu = 0.5
+[training]
+momentum = 0.0
+"""
+
+
+def test_a_run_file_says_what_the_options_say_and_the_options_win(tmp_path, preset):
+    file = tmp_path / "mine.toml"
+    file.write_text(RUN)
+    both = flnl("run", file, "--out", tmp_path / "runs", "--json").json
+    assert (both["seeds"], both["rounds"], both["preset"]) == ([1, 13], 1, "small")
+    options = ["--setting", "sym-1.0", "--preset", preset, "--rounds", 1, "--training", "momentum=0"]
+    same = flnl(
+        "run", "--method", "fedprox", *options, "--set", "mu=0.5", "--out", tmp_path / "runs", "--json"
+    )
+    assert same.json["run_dir"] == both["runs"][0]["run_dir"]
+    other = flnl(
+        "run", file, "--seed", 13, "--set", "mu=2", "--rounds", 2, "--out", tmp_path / "o", "--json"
+    ).json
+    config = json.loads((Path(other["run_dir"]) / "run.json").read_text())["config"]
+    assert (config["seed"], config["hyperparameters"]["mu"], config["training"]["rounds"]) == (13, 2.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("metod = 'fedavg'", "unknown option 'metod' in"),
+        ("method = ", "is not TOML"),
+        ("setting = 'clean'", "missing option '--method'"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both there"),
+        ("method = 'fedavg'\nrounds = 3\n[training]\nrounds = 4", "rounds is there twice"),
+        ("method = 'fedavg'\nplugin = 3", "plugin must be the name of a file"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseeds = [-1]", "seed is -1"),
+    ],
+)
+def test_a_bad_run_file_is_refused_in_one_line(tmp_path, text, said):
+    (tmp_path / "mine.toml").write_text(text)
+    done = flnl("run", tmp_path / "mine.toml", "--out", tmp_path / "runs")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert said in done.errors[0]
