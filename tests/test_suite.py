@@ -43,8 +43,9 @@ NINE = [
         ("paper-clothing1m", 8 * 1 * 2 * 3),
         ("paper-ablations", 9 * 3 * 2 * 3),
         ("paper-hyperparameters", (4 * 3 - 3) * 3 * 2 * 3),
-        ("quick-digits", 10 * 7 * 2 * 3),
-        ("quick-cifar10", 10 * 2 * 2 * 3),
+        ("quick-digits", 11 * 7 * 2 * 3),
+        ("quick-cifar10", 4 * 2 * 2),
+        ("quick-fashion-mnist", 11 * 2 * 2),
         ("smoke", 3 * 2 * 2),
     ],
 )
