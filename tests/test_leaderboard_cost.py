@@ -195,3 +195,30 @@ def test_changed_methods_do_not_take_part_in_the_order(tmp_path):
     write_run(tmp_path, "fedprox", accuracy=99, hyperparameters=values, changed=values)
     (table,) = flnl("leaderboard", tmp_path, "--paper", "--format", "json").json["tables"]
     assert table["paper"]["agreement"]["cells"]["sym-1.0"]["methods"] == 3
+
+
+# -- names that mean something -----------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["table", "md", "latex", "csv", "html", "json"])
+def test_names_of_messages_and_methods_are_harmless_in_the_cost_table(tmp_path, kind):
+    evil = "=1+1 <script>alert(1)</script> \x1b[31m \\input{x} | &"
+    sent = {"n_k": SENT["n_k"], evil: SENT["losses"]}
+    counts = {"samples": 100, "mixtures": 0, "searches": 0, "sent": sent}
+    counted_run(tmp_path, "fedgr", counts, changed={"a": 1}, label=evil)
+    done = flnl("leaderboard", tmp_path, "--metric", "cost", "--format", kind)
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    if kind in ("html", "md"):
+        assert "<script>" not in done.out.replace("\\<", "")
+    if kind == "latex":
+        assert "\\input{x}" not in done.out
+    if kind == "csv":
+        cells = [cell for line in csv.reader(io.StringIO(done.out)) for cell in line]
+        assert not any(cell.startswith(("=", "+", "@")) for cell in cells)
+
+
+def test_errors_of_runs_do_not_steer_the_terminal(tmp_path):
+    folder = RunFolder(write_run(tmp_path, training=SIZES, status="failed"))
+    folder.write(dataclasses.replace(folder.read(), error="boom \x1b[31m"))
+    for words in (["list", "runs", "--runs", tmp_path], ["show", folder.path]):
+        done = flnl(*words)
+        assert (done.code, "\x1b" in done.out, "boom" in done.out) == (0, False, True)
