@@ -26,7 +26,9 @@ def doctor(
     device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder that runs would be written to.")] = RUNS,
-    quick: Annotated[bool, flag(FILES, "Without rates and the best number of workers.", "--quick")] = False,
+    quick: Annotated[
+        bool, flag(FILES, "Without rates, compiling and a round of every method.", "--quick")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Check this machine: versions, device, plugins, data, folders, equal numbers, speed.
@@ -34,13 +36,13 @@ def doctor(
     Nothing is downloaded, and nothing stays on the disk. Exits with 1 if something is wrong.
     """
     with waiting("loading torch"):
-        from flnl_bench.doctor.checks import CHECKS, RATES
+        from flnl_bench.doctor.checks import CHECKS, SLOW
         from flnl_bench.doctor.finding import Asked, isolated
         from flnl_bench.engine.devices import choose_device
 
         asked = Asked(choose_device(device).type, out, data_dir)
     found: dict[str, Finding] = {}
-    for name, check in (CHECKS if quick else CHECKS | RATES).items():
+    for name, check in (CHECKS if quick else CHECKS | SLOW).items():
         with waiting(f"checking: {name}"):
             found[name] = isolated(check, asked)
     wrong = [name for name, finding in found.items() if finding.state == "wrong"]

@@ -19,13 +19,13 @@ CHECKS: dict[str, Check] = {
     "resumed": numbers.resumes,
     "with workers": numbers.shares,
     "CPU and device": numbers.agrees,
-    "all methods": numbers.methods,
     "tf32": partial(probes.probe, option="precision", value="tf32"),
     "bfloat16": partial(probes.probe, option="precision", value="bfloat16"),
+}
+SLOW: dict[str, Check] = {  # what --quick leaves out
+    "all methods": numbers.methods,
     "compile": partial(probes.probe, option="compile", value="default"),
     "cudagraphs": partial(probes.probe, option="compile", value="cudagraphs"),
-}
-RATES: dict[str, Check] = {
     **{f"rate {model}": partial(speed.rate, model=model) for model in speed.MODELS},
     "workers": speed.workers,
 }

@@ -47,9 +47,7 @@ def device(asked: Asked) -> Finding:
             "CUDA_VISIBLE_DEVICES set, unset it",
             details,
         )
-    return Finding(
-        "ok", asked.device + (f" ({platform.machine()})" if asked.device == "cpu" else ""), "", details
-    )
+    return Finding("ok", f"{asked.device} ({platform.machine()})", "", details)
 
 
 def _listed_gpus() -> list[str]:
@@ -75,7 +73,6 @@ def _cuda(details: dict) -> Finding:
     details |= {
         "cudnn": torch.backends.cudnn.version(),
         "built_for": torch.cuda.get_arch_list(),
-        "torch_gpus": gpus,
     }
     return Finding("ok", f"{'; '.join(gpus)}; CUDA {torch.version.cuda}", "", details)
 

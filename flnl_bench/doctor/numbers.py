@@ -23,10 +23,9 @@ from flnl_bench.testing import TRAINING, play, toy_dataset, toy_scenario
 METHOD = "fedgr"  # it has everything that could differ: states, views, a teacher, a mixture
 ROUNDS = 4  # the warm-up of the toy world takes two of them
 ROUNDING = 1e-3  # of the largest weight, after one round of float32
-UNEQUAL = (
-    "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment and try again; if that does not help, "
-    f"runs cannot be repeated here: {REPORT}"
-)
+SHORT = {"rounds": 3, "epochs": 1}  # for all methods, which are many
+UNEQUAL = f"runs cannot be repeated here: {REPORT}"
+ON_CUDA = "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment and try again; if it stays so, "
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _seen(rows: list[dict[str, Any]], engine: Engine) -> Outcome:
 def repeats(asked: Asked) -> Finding:
     """The same rounds twice."""
     one, other = (outcome(make(METHOD), choose_devices(asked.device)) for _ in range(2))
-    return _equal(one, other, "the same rounds twice")
+    return _equal(asked, one, other, "the same rounds twice")
 
 
 def shares(asked: Asked) -> Finding:
@@ -78,7 +77,7 @@ def shares(asked: Asked) -> Finding:
     alike = _alike(asked.device)
     devices = choose_devices(asked.device, alike, workers=max(2, len(alike)))
     names = ", ".join(str(device) for device in devices.workers)
-    return _equal(one, outcome(make(METHOD), devices), f"workers on {names}")
+    return _equal(asked, one, outcome(make(METHOD), devices), f"workers on {names}")
 
 
 def _alike(device: str) -> list[str]:
@@ -98,14 +97,15 @@ def resumes(asked: Asked) -> Finding:
         Checkpoint(Path(folder)).save(first.state(), first.federation.states, first.federation.states, rows)
         state, clients, rows = Checkpoint(Path(folder)).load()
     second.restore(state, clients)
-    return _equal(one, _seen(rows + play(second, ROUNDS), second), "stopped and resumed")
+    return _equal(asked, one, _seen(rows + play(second, ROUNDS), second), "stopped and resumed")
 
 
-def _equal(one: Outcome, other: Outcome, what: str) -> Finding:
+def _equal(asked: Asked, one: Outcome, other: Outcome, what: str) -> Finding:
     difference = one.difference(other)
     if difference is None:
         return Finding("ok", f"{what}: equal to the bit")
-    return Finding("wrong", f"{what}: {difference}", UNEQUAL)
+    advice = ON_CUDA + UNEQUAL if asked.device == "cuda" else UNEQUAL
+    return Finding("wrong", f"{what}: {difference}", advice)
 
 
 def methods(asked: Asked) -> Finding:
@@ -120,7 +120,7 @@ def methods(asked: Asked) -> Finding:
 
 def _trouble(name: str, device: str) -> str | None:
     try:
-        one, other = (outcome(make(name), choose_devices(device), TRAINING.rounds) for _ in range(2))
+        one, other = (outcome(make(name), choose_devices(device), SHORT["rounds"], **SHORT) for _ in range(2))
         return one.difference(other)
     except Exception as error:
         return one_line(error)

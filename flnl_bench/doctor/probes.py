@@ -64,7 +64,7 @@ def tried(device: str, changes: dict[str, str]) -> tuple[float | None, str]:
 
 def _death(code: int) -> str:
     return (
-        f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+        f"its process died of {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
     )
 
 

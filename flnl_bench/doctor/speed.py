@@ -42,11 +42,11 @@ def small_world() -> World:
 
 def workers(asked: Asked) -> Finding:
     """Twice as many workers, as long as that helps and there are cores for them."""
-    world, seconds, count = small_world(), {}, 1
+    world, count = small_world(), 1
+    seconds: dict[int, float] = {}
     while count <= min(cores(), MOST_WORKERS):
-        with contextlib.closing(
-            world.engine(make("fedavg"), choose_devices(asked.device, (), count))
-        ) as engine:
+        devices = choose_devices(asked.device, workers=count)
+        with contextlib.closing(world.engine(make("fedavg"), devices)) as engine:
             (seconds[count],) = best_seconds([engine.play_round], REPEATS, time.perf_counter)
         if seconds[count] > min(seconds.values()):
             break
@@ -55,6 +55,5 @@ def workers(asked: Asked) -> Finding:
     speeds = {number: seconds[1] / spent for number, spent in seconds.items()}
     told = ", ".join(f"{number}: ×{speed:.2f}" for number, speed in speeds.items())
     advice = f"--workers {best} for one run; suites: one run a core instead" if best > 1 else ""
-    return Finding(
-        "ok", f"best of a small federation: {best} ({told})", advice, {"best": best, "speeds": speeds}
-    )
+    details = {"best": best, "speeds": speeds}
+    return Finding("ok", f"best for a small federation: {best} ({told})", advice, details)
