@@ -25,7 +25,7 @@ LAYERS = (
     {"registry", "engine", "recorder"},
     {"runs"},
     {"testing", "scaffold"},
-    {"suite", "leaderboards", "observations"},
+    {"suite", "leaderboards", "observations", "doctor"},
     {"plots", "report"},
     {"cli"},
     {"__main__"},

@@ -11,11 +11,11 @@ from waits import Counter
 from benchmarks.speed import counts
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.growth import federation
-from benchmarks.speed.limit import Limit
 from benchmarks.speed.naive import Naive, average
 from benchmarks.speed.ours import Ours
-from benchmarks.speed.rates import best_seconds
-from benchmarks.speed.worlds import make_world, random_images
+from flnl_bench.doctor.limit import Limit
+from flnl_bench.doctor.timing import best_seconds
+from flnl_bench.doctor.worlds import make_world, random_images
 
 
 @pytest.fixture

@@ -22,3 +22,11 @@ def listen(connection):
             signal.pause()
         except KeyboardInterrupt:
             connection.send("stopped")
+
+
+def die(connection, *_):
+    signal.raise_signal(signal.SIGKILL)
+
+
+def say_nothing(connection, *_):
+    signal.pause()

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.speed.counting import Counter
-from benchmarks.speed.limit import Limit
 from benchmarks.speed.naive import Naive
 from benchmarks.speed.ours import Ours
 from benchmarks.speed.table import Table
-from benchmarks.speed.worlds import World, rate_world
+from flnl_bench.doctor.limit import Limit
+from flnl_bench.doctor.worlds import World, rate_world
 
 
 def naive(world: World) -> Naive:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.speed.worlds import World
+from flnl_bench.doctor.worlds import World
 from flnl_bench.models import make_network
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.speed.worlds import SEED, World
 from flnl_bench.api import Method
+from flnl_bench.doctor.worlds import World
 from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.registry import default_registry
@@ -14,8 +14,7 @@ from flnl_bench.registry import default_registry
 def start(world: World, method: str = "fedavg", *, workers: int = 1, **changes: Any) -> Engine:
     """An engine on the CPU before its first round."""
     made: Method = default_registry().make(method, {}, {name: str(value) for name, value in changes.items()})
-    devices = choose_devices("cpu", workers=workers)
-    return Engine(made, world.dataset, world.scenario, world.training, SEED, devices)
+    return world.engine(made, choose_devices("cpu", workers=workers))
 
 
 class Ours:

@@ -22,9 +22,9 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.speed.table import Table
-from benchmarks.speed.worlds import SEED, make_world, random_images
 from flnl_bench.api import Method
 from flnl_bench.config import RunConfig
+from flnl_bench.doctor.worlds import SEED, make_world, random_images
 from flnl_bench.engine import client as local
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import choose_devices

@@ -8,11 +8,11 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 
-from benchmarks.speed.limit import Limit
 from benchmarks.speed.naive import Naive
 from benchmarks.speed.ours import Ours
 from benchmarks.speed.table import Table
-from benchmarks.speed.worlds import World, rate_world
+from flnl_bench.doctor.limit import Limit
+from flnl_bench.doctor.worlds import World, rate_world
 
 LOOPS: Mapping[str, Callable[[World], Ours | Limit | Naive]] = {
     "engine": Ours,
@@ -20,27 +20,6 @@ LOOPS: Mapping[str, Callable[[World], Ours | Limit | Naive]] = {
     "naive": Naive,
 }
 loop: Ours | Limit | Naive  # of this process
-
-
-def best_seconds(
-    plays: Sequence[Callable[[], object]],
-    repeats: int,
-    clock: Callable[[], float] = time.process_time,
-) -> list[float]:
-    """The shortest of several repetitions of each, a b c a b c …, after one that does not count.
-
-    CPU time by default: with one thread and no waiting it is the time of an idle machine, and other
-    processes disturb it little.
-    """
-    best = [float("inf")] * len(plays)
-    for play in plays:
-        play()
-    for _ in range(repeats):
-        for i, play in enumerate(plays):
-            start = clock()
-            play()
-            best[i] = min(best[i], clock() - start)
-    return best
 
 
 def prepare(name: str, model: str) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from flnl_bench.cli import (
     compare,
+    doctor,
     leaderboard,
     listing,
     observe,
@@ -38,6 +39,7 @@ app.command("leaderboard")(leaderboard.leaderboard)
 app.command("report")(report.report)
 app.command("plot")(plot.plot)
 app.command("compare")(compare.compare)
+app.command("doctor")(doctor.doctor)
 app.add_typer(observe.app, name="observe")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(results.app, name="results")

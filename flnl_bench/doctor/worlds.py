@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from flnl_bench.api import Method
 from flnl_bench.config import Training
 from flnl_bench.data import Augmentation, Dataset, load_dataset
+from flnl_bench.engine.devices import Devices
+from flnl_bench.engine.engine import Engine
 from flnl_bench.scenario import Scenario, draw_scenario
 
 SEED = 1
@@ -28,6 +31,10 @@ class World:
     dataset: Dataset
     scenario: Scenario
     training: Training
+
+    def engine(self, method: Method, devices: Devices) -> Engine:
+        """A method before its first round here."""
+        return Engine(method, self.dataset, self.scenario, self.training, SEED, devices)
 
     @property
     def channels(self) -> int:

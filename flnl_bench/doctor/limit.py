@@ -10,23 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.speed.worlds import World
+from flnl_bench.doctor.worlds import World
 from flnl_bench.models import make_network
+
+CPU = torch.device("cpu")
 
 
 class Limit:
     """Resident uint8 images, one gather for crop and flip, channels_last, fused SGD."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, device: torch.device = CPU) -> None:
         torch.set_num_threads(1)
         data, training = world.dataset, world.training
-        self.world = world
-        self.images = torch.from_numpy(data.train_x)
-        self.labels = torch.from_numpy(world.scenario.given)
-        self.rows = [torch.from_numpy(rows) for rows in world.scenario.clients]
-        self.mean, self.std = (255 * torch.tensor(v).view(-1, 1, 1) for v in (data.mean, data.std))
+        self.world, self.device = world, device
+        self.images = torch.from_numpy(data.train_x).to(device)
+        self.labels = torch.from_numpy(world.scenario.given).to(device)
+        self.rows = [torch.from_numpy(rows).to(device) for rows in world.scenario.clients]
+        scales = (torch.tensor(v, device=device) for v in (data.mean, data.std))
+        self.mean, self.std = (255 * scale.view(-1, 1, 1) for scale in scales)
         network = make_network(training.model, channels=world.channels, classes=len(data.classes))
-        self.model = network.to(memory_format=torch.channels_last).train()
+        self.model = network.to(device).to(memory_format=torch.channels_last).train()
         self.optimiser = torch.optim.SGD(
             self.model.parameters(),
             training.lr,
@@ -39,7 +42,7 @@ class Limit:
         """Train on every client's images once."""
         for rows in self.rows:
             for _ in range(self.world.training.epochs):
-                self._epoch(rows[torch.randperm(len(rows))])
+                self._epoch(rows[torch.randperm(len(rows), device=self.device)])
 
     def _epoch(self, rows: Tensor) -> None:
         size = self.world.training.batch_size
@@ -53,9 +56,10 @@ class Limit:
         """Padded, cropped and flipped in one gather, normalised."""
         setting = self.world.dataset.augmentation
         pad, count, channels, side = setting.pad, *images.shape[:3]
-        down, right = (torch.randint(0, 2 * pad + 1, (2, count, 1)) + torch.arange(side)).unbind()  # [B, S]
+        shift = torch.randint(0, 2 * pad + 1, (2, count, 1), device=self.device)
+        down, right = (shift + torch.arange(side, device=self.device)).unbind()  # [B, S]
         if setting.flip:
-            right = torch.where(torch.rand(count, 1) < 0.5, right.flip(1), right)
+            right = torch.where(torch.rand(count, 1, device=self.device) < 0.5, right.flip(1), right)
         index = (down.unsqueeze(2) * (side + 2 * pad) + right.unsqueeze(1)).view(count, 1, -1)
         padded = F.pad(images, (pad,) * 4).flatten(2)
         cropped = padded.gather(2, index.expand(-1, channels, -1)).view(images.shape)

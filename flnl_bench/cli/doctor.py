@@ -1,0 +1,67 @@
+"""`flnl-bench doctor`: whether this machine can be trusted with runs, and how fast it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import note, print_json, stdout, table, waiting
+from flnl_bench.cli.options import DEVICES, FILES, flag, option
+from flnl_bench.cli.show import RUNS
+from flnl_bench.text import lines
+
+if TYPE_CHECKING:
+    from flnl_bench.doctor.finding import Finding
+
+STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+
+
+def doctor(
+    device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    data_dir: options.DataDir = None,
+    out: Annotated[Path, option(FILES, "DIR", "Folder that runs would be written to.")] = RUNS,
+    quick: Annotated[
+        bool, flag(FILES, "Without rates, compiling and a round of every method.", "--quick")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Check this machine: versions, device, plugins, data, folders, equal numbers, speed.
+
+    Nothing is downloaded, and nothing stays on the disk. Exits with 1 if something is wrong.
+    """
+    with waiting("loading torch"):
+        from flnl_bench.doctor.checks import CHECKS, SLOW
+        from flnl_bench.doctor.finding import Asked, isolated
+        from flnl_bench.engine.devices import choose_device
+
+        asked = Asked(choose_device(device).type, out, data_dir)
+    found: dict[str, Finding] = {}
+    for name, check in (CHECKS if quick else CHECKS | SLOW).items():
+        with waiting(f"checking: {name}"):
+            found[name] = isolated(check, asked)
+    wrong = [name for name, finding in found.items() if finding.state == "wrong"]
+    if as_json:
+        rows = [{"check": name, **dataclasses.asdict(finding)} for name, finding in found.items()]
+        print_json({"ok": not wrong, "device": asked.device, "checks": rows})
+    else:
+        print_table(found)
+    if wrong:
+        note(f"{len(wrong)} of {len(found)} checks found something wrong: {', '.join(wrong)}")
+        raise typer.Exit(1)
+
+
+def print_table(found: Mapping[str, Finding]) -> None:
+    """A row for each check; what to do is below what was found."""
+    made = table("check", "", "result → what to do")
+    for column in made.columns[:2]:
+        column.no_wrap = True
+    for name, finding in found.items():
+        told = lines(finding.result) + (f"\n→ {lines(finding.advice)}" if finding.advice else "")
+        made.add_row(name, Text(finding.state, STYLES[finding.state]), told)
+    stdout().print(made)

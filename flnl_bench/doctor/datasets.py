@@ -1,0 +1,64 @@
+"""The data sets of the data folder: which are there, and whether they are whole; nothing is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flnl_bench.data import DATASETS, load_dataset
+from flnl_bench.data.clothing import LISTS
+from flnl_bench.data.dataset import data_root
+from flnl_bench.data.downloads import HUMAN, SOURCES, fetch
+from flnl_bench.doctor.finding import Asked, Finding
+from flnl_bench.errors import one_line
+
+TRACES = {  # what torchvision puts into the data folder
+    "mnist": "MNIST",
+    "fashion-mnist": "FashionMNIST",
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "svhn": "train_32x32.mat",
+}
+
+
+def datasets(asked: Asked) -> Finding:
+    """Read every data set whose files are there."""
+    root = data_root(asked.data_dir)
+    states = {name: _state(name, root) for name, kind in DATASETS.items() if not kind.takes_path}
+    details = {"folder": str(root), "states": states}
+    whole, absent = (", ".join(n for n, state in states.items() if state == w) for w in ("whole", "absent"))
+    text = f"{root}: {whole} whole" + (f"; not there: {absent}" if absent else "")
+    broken = [f"{n}: {state}" for n, state in states.items() if state not in ("whole", "absent")]
+    if broken:
+        advice = "remove the broken files, or put whole ones there"
+        return Finding("wrong", "\n".join([*broken, text]), advice, details)
+    return Finding("ok", text, "", details)
+
+
+def _state(name: str, root: Path) -> str:
+    """`whole`, `absent`, or what is wrong with it. Loaders fetch what is missing: so they are asked last."""
+    try:
+        if name in SOURCES and not (root / f"{name}.npz").is_file():
+            if not (root / TRACES[name]).exists():
+                return "absent"
+            fetch(SOURCES[name].torchvision, root, download=False)
+            return "whole"
+        if name in HUMAN:
+            labels = HUMAN[name]
+            if not any((root / file).is_file() for file in (labels.npz, labels.published)):
+                return "absent"
+            if (images := _state(labels.images, root)) != "whole":
+                return f"its labels are there, but the images of {labels.images} are not: {images}"
+        if name == "clothing1m":
+            return _clothing(root / name)
+        load_dataset(name, root)
+    except Exception as error:  # torchvision raises many kinds
+        return one_line(error)
+    return "whole"
+
+
+def _clothing(folder: Path) -> str:
+    """Only the lists: to read a million photographs takes longer than all other checks."""
+    missing = [file for pair in LISTS.values() for file in pair if not (folder / file).is_file()]
+    if not folder.exists():
+        return "absent"
+    return f"{', '.join(missing)} not found in {folder}" if missing else "whole"

@@ -1,0 +1,286 @@
+"""`flnl-bench doctor`: what is well, what is wrong, and that no check takes the others down."""
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+import torch
+import worker_targets
+from command_line import flnl
+
+from flnl_bench.doctor import checks, datasets, machine, numbers, probes, speed
+from flnl_bench.doctor.finding import Asked, Finding, isolated
+from flnl_bench.doctor.worlds import make_world, random_images
+from flnl_bench.engine.devices import Devices
+from flnl_bench.engine.engine import Engine
+from flnl_bench.registry import Registry, default_registry, load_registry
+from flnl_bench.tables import Plugins
+
+FEDAVG = default_registry().method_class("fedavg")
+
+
+@dataclass(frozen=True)
+class Moody(FEDAVG):
+    """FedAvg whose loss depends on a draw that no stream knows."""
+
+    name = "moody"
+
+    def loss(self, model, batch, client):
+        return super().loss(model, batch, client) * torch.rand(())
+
+
+@pytest.fixture
+def asked(tmp_path):
+    return Asked("cpu", tmp_path / "runs", tmp_path / "data")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Two rounds of FedAvg in one process, no other processes, one tiny rate."""
+    alone = Devices(torch.device("cpu"))
+    monkeypatch.setattr(numbers, "METHOD", "fedavg")
+    monkeypatch.setattr(numbers, "ROUNDS", 2)
+    monkeypatch.setattr(numbers, "choose_devices", lambda *_, **__: alone)
+    monkeypatch.setattr(probes, "tried", lambda device, changes: (1.0, ""))
+    monkeypatch.setattr(speed, "rate_world", tiny_world)
+    monkeypatch.setattr(checks, "SLOW", {"rate tiny-cnn": checks.SLOW["rate tiny-cnn"]})
+
+
+def tiny_world(model, clients, epochs):
+    return make_world(random_images(32, 1, 8), model, clients, epochs or 1)
+
+
+def doctor(tmp_path, *more):
+    data = tmp_path / "data"
+    return flnl("doctor", "--device", "cpu", "--data-dir", data, "--out", tmp_path / "runs", *more)
+
+
+# -- the command -------------------------------------------------------------------------------------
+def test_a_machine_that_is_well_is_a_table_of_80_columns_and_leaves_nothing(tmp_path, small, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = doctor(tmp_path)
+    assert (done.code, done.errors) == (0, [])
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split("  ")[0] for line in lines if line[:1].strip()]
+    assert rows == ["check", *checks.CHECKS, *checks.SLOW]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_one_object_and_quick_measures_no_rate(tmp_path, small):
+    told = doctor(tmp_path, "--json", "--quick").json
+    assert (told["ok"], told["device"]) == (True, "cpu")
+    assert [row["check"] for row in told["checks"]] == list(checks.CHECKS)
+    by_name = {row["check"]: row for row in told["checks"]}
+    assert {row["state"] for row in told["checks"]} == {"ok"}
+    assert by_name["versions"]["details"]["torch"] == torch.__version__.partition("+")[0]
+    assert "equal to the bit" in by_name["resumed"]["result"]
+
+
+def told_by(monkeypatch, tmp_path, check, *more):
+    monkeypatch.setattr(checks, "CHECKS", {"one": lambda asked: Finding("ok", "fine"), "other": check})
+    return doctor(tmp_path, "--quick", *more)
+
+
+def test_a_check_that_raises_is_a_line_and_the_exit_code_is_one(tmp_path, monkeypatch):
+    def broken(asked):
+        raise RuntimeError("no kernel image\nis available")
+
+    done = told_by(monkeypatch, tmp_path, broken, "--json")
+    assert done.code == 1
+    assert done.errors == ["flnl-bench: 1 of 2 checks found something wrong: other"]
+    assert [row["state"] for row in json.loads(done.out)["checks"]] == ["ok", "wrong"]
+    assert isolated(broken, None).result == "RuntimeError: no kernel image"
+
+
+def test_a_note_is_no_failure_and_its_advice_is_shown(tmp_path, monkeypatch):
+    done = told_by(monkeypatch, tmp_path, lambda asked: Finding("note", "\x1b[2Jslow", "do this"))
+    assert done.code == 0
+    assert "→ do this" in done.out
+    assert "\x1b[2J" not in done.out
+
+
+def test_ctrl_c_is_one_line(tmp_path, monkeypatch):
+    def stopped(asked):
+        raise KeyboardInterrupt
+
+    done = told_by(monkeypatch, tmp_path, stopped)
+    assert (done.code, done.out, done.errors) == (130, "", ["flnl-bench: interrupted"])
+
+
+# -- the machine -------------------------------------------------------------------------------------
+def test_a_broken_plugin_is_wrong(asked, monkeypatch):
+    plugins = Plugins()
+    plugins.found = {"lame": ("lame-dist", EntryPoint("lame", "no_such_module", "flnl_bench"))}
+    monkeypatch.setattr(machine, "default_registry", lambda: load_registry(plugins))
+    found = machine.plugins(asked)
+    assert found.state == "wrong"
+    assert "plugin 'lame'" in found.result
+    assert "no_such_module" in found.result
+
+
+def test_no_methods_at_all_are_wrong(asked, monkeypatch):
+    monkeypatch.setattr(machine, "default_registry", Registry)
+    assert machine.plugins(asked).result == "there are no methods"
+
+
+def test_a_results_folder_that_cannot_be_made_is_wrong(tmp_path):
+    (tmp_path / "file").write_text("")
+    found = machine.results_folder(Asked("cpu", tmp_path / "file" / "runs"))
+    assert found.state == "wrong"
+    assert "cannot be written to" in found.result
+    assert "--out" in found.advice
+
+
+def test_a_gpu_that_torch_leaves_unused_is_wrong(asked, monkeypatch):
+    monkeypatch.setattr(machine, "_listed_gpus", lambda: ["A100, driver 550.1"])
+    monkeypatch.setattr(torch.version, "cuda", None)
+    found = machine.device(asked)
+    assert found.state == "wrong"
+    assert "A100, driver 550.1" in found.result
+    assert "built without CUDA" in found.result
+
+
+def test_every_gpu_is_told_with_its_memory(tmp_path, monkeypatch):
+    answers = {"device_count": 2, "mem_get_info": (6e9, 8e9), "get_device_capability": (9, 0)}
+    for name, answer in {**answers, "get_device_name": "H100"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    found = machine.device(Asked("cuda", tmp_path))
+    assert found.result.count("H100 (sm_90, 6.0 of 8.0 GB free)") == 2
+
+
+# -- data --------------------------------------------------------------------------------------------
+def save_cifar10(folder, train_y=tuple(range(10))):
+    pixels = np.zeros((10, 32, 32, 3), np.uint8)
+    labels = np.array(train_y)
+    np.savez(folder / "cifar10.npz", train_x=pixels, train_y=labels, test_x=pixels, test_y=labels)
+
+
+def states(folder):
+    before = sorted(folder.rglob("*"))
+    found = datasets.datasets(Asked("cpu", folder, folder))
+    assert sorted(folder.rglob("*")) == before, "something was written"
+    return found, found.details["states"]
+
+
+def test_data_sets_that_are_not_there_are_not_fetched(tmp_path):
+    found, by_name = states(tmp_path)
+    assert found.state == "ok"
+    assert by_name.pop("digits") == "whole"
+    assert set(by_name.values()) == {"absent"}
+
+
+def test_whole_and_broken_data_sets_are_told_apart(tmp_path):
+    save_cifar10(tmp_path)
+    (tmp_path / "mnist.npz").write_text("torn")
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar100n_labels.npz").write_text("")
+    (tmp_path / "clothing1m").mkdir()
+    found, by_name = states(tmp_path)
+    assert found.state == "wrong"
+    assert (by_name["digits"], by_name["cifar10"], by_name["svhn"]) == ("whole", "whole", "absent")
+    assert "not a readable .npz" in by_name["mnist"]
+    assert "not found or corrupted" in by_name["cifar100"]
+    assert "images of cifar100 are not" in by_name["cifar100n"]
+    assert "noisy_label_kv.txt" in by_name["clothing1m"]
+
+
+# -- equal numbers -----------------------------------------------------------------------------------
+def test_a_method_that_draws_for_itself_is_found(asked, small, monkeypatch):
+    monkeypatch.setattr(numbers, "make", lambda name: Moody())
+    for check in (numbers.repeats, numbers.shares, numbers.resumes):
+        found = check(asked)
+        assert found.state == "wrong"
+        assert "of round 1 is" in found.result
+
+
+def test_the_methods_that_cannot_be_trusted_are_named(asked, small, monkeypatch):
+    registry = Registry()
+    for cls in (FEDAVG, Moody):
+        registry.add("test", cls)
+    monkeypatch.setattr(numbers, "default_registry", lambda: registry)
+    found = numbers.methods(asked)
+    assert found.state == "wrong"
+    assert list(found.details["odd"]) == ["moody"]
+
+
+def test_a_resume_that_forgets_the_weights_is_found(asked, small, monkeypatch):
+    def restore(self, state, clients):
+        self.server.round = state["round"]
+
+    monkeypatch.setattr(Engine, "restore", restore)
+    assert numbers.resumes(asked).state == "wrong"
+    assert numbers.repeats(asked).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("shift", "state"), [(0.0, "ok"), (1e-5, "ok"), (0.1, "wrong"), (float("nan"), "wrong")]
+)
+def test_only_rounding_is_forgiven_between_cpu_and_device(shift, state):
+    weights = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(0.5)}
+    found = numbers.rounding({**weights, "b": weights["b"] + shift}, weights)
+    assert found.state == state
+
+
+# -- tries in other processes ------------------------------------------------------------------------
+def test_a_try_in_another_process_gives_the_loss_of_this_one():
+    (row,) = numbers.outcome(numbers.make("fedavg"), Devices(torch.device("cpu")), 1, **probes.SHORT).rows
+    assert probes.tried("cpu", {"precision": "float32"}) == (row["loss"], "")
+
+
+def test_a_try_that_dies_is_a_note(asked, monkeypatch):
+    monkeypatch.setattr(probes, "_play", worker_targets.die)
+    found = probes.probe(asked, "compile", "default")
+    assert (found.state, found.result) == ("note", "does not work: its process died of SIGKILL")
+    assert found.advice == "do without --compile default; it is off by default"
+
+
+def test_a_try_that_says_nothing_is_ended(monkeypatch):
+    monkeypatch.setattr(probes, "_play", worker_targets.say_nothing)
+    monkeypatch.setattr(probes, "PATIENCE", 0.0)
+    assert probes.tried("cpu", {})[1] == "no answer within 0 s"
+
+
+def test_what_only_cuda_has_is_not_tried_elsewhere(asked, monkeypatch):
+    monkeypatch.delattr(probes, "tried")
+    assert "not tried" in probes.probe(asked, "precision", "tf32").result
+    assert "not tried" in probes.probe(asked, "compile", "cudagraphs").result
+
+
+# -- speed -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("limit", "state"), [(1.0, "ok"), (0.5, "note")])
+def test_an_engine_far_behind_the_bare_loop_is_noted(asked, small, monkeypatch, limit, state):
+    def seconds(plays, repeats, clock):
+        for play in plays:
+            play()
+        return [1.0, limit]
+
+    monkeypatch.setattr(speed, "best_seconds", seconds)
+    found = speed.rate(asked, "tiny-cnn")
+    assert found.state == state
+    assert found.details == {"engine": 32.0, "bare": 32.0 / limit, "ratio": limit}
+
+
+def test_workers_are_doubled_as_long_as_that_helps(asked, monkeypatch):
+    spent, counts = iter([8.0, 4.0, 5.0, 1.0]), []
+
+    class Idle:
+        """A world and its engine, which does nothing."""
+
+        def engine(self, method, devices):
+            counts.append(len(devices.workers) or 1)
+            return self
+
+        def play_round(self): ...
+
+        def close(self): ...
+
+    monkeypatch.setattr(speed, "small_world", Idle)
+    monkeypatch.setattr(speed, "cores", lambda: 32)
+    monkeypatch.setattr(speed, "best_seconds", lambda *_: [next(spent)])
+    found = speed.workers(asked)
+    assert counts == [1, 2, 4]
+    assert found.details == {"best": 2, "speeds": {1: 1.0, 2: 2.0, 4: 1.6}}
+    assert "--workers 2" in found.advice
