@@ -16,8 +16,15 @@ from waits import assert_no_step_waits
 from flnl_bench import BadInput
 from flnl_bench.api import Batch, Server, Terms
 from flnl_bench.engine.contract import count_bytes
-from flnl_bench.numerics import entropy, kept_count
-from flnl_bench.testing import TRAINING, degenerate_scenario, parametrize_with_checks, play, toy_engine
+from flnl_bench.numerics import cosine, entropy, kept_count
+from flnl_bench.testing import (
+    TRAINING,
+    degenerate_scenario,
+    parametrize_with_checks,
+    play,
+    toy_engine,
+    toy_scenario,
+)
 
 CENTROIDS = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
 FEATURES = [[2.0, 0.1], [0.1, 3.0], [1.0, 0.9], [0.5, 2.0]]
@@ -223,6 +230,17 @@ def test_no_step_waits_for_the_device():
         return engine
 
     assert_no_step_waits(make_engine)
+
+
+def test_the_pull_to_centroids_draws_the_classes_together():
+    def likeness(**options):
+        """How much alike the centroids of two classes are after a few rounds."""
+        engine = toy_engine(RoFL(**options), toy_scenario("sym-0.5:0.2-0.4"), rounds=4, fraction=1.0)
+        play(engine)
+        first, second, _ = engine.server.state["centroids"]
+        return cosine(first, second).item()
+
+    assert likeness(centroid="constant") < likeness(centroid_weight=0.1) < likeness() - 0.1
 
 
 def test_it_tells_what_it_keeps_and_which_labels_it_trains_on():

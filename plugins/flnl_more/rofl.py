@@ -7,8 +7,8 @@ prediction as label.
 
 There is no code of the authors. This follows the one that is known, whose comments have the paper's
 symbols, and what FNBench made of it; all of it is unconfirmed against the paper. Where it differs:
-- these codes cut the gradient of L_cen and sum it over samples (`centroid="constant"`); here it trains,
-  as a mean;
+- these codes cut the gradient of L_cen and sum it over samples (the variant `constant`); here it trains,
+  as a mean. With its full weight it may draw all classes together before they are learnt: compare both;
 - they weight the first centroids by cosines with random vectors; here these are a plain mean;
 - a class that nobody holds, a zero centroid and negative weights are treated, which gave NaN or stood
   still.
@@ -63,6 +63,7 @@ class RoFL(Method):
 
     name = "rofl"
     reference = "Yang et al., Robust Federated Learning with Noisy Labels, IEEE Intelligent Systems 2022"
+    variants = {"constant": {"centroid": "constant"}}
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ], or 0.2
     ramp_share: float = 0.2  # T_k as a share of all rounds; at least 3
