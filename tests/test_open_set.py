@@ -175,6 +175,17 @@ def test_the_description_tells_open_images_and_other_errors_apart():
     assert "realised_open" not in scenario_summary(draw_scenario(toy(), clients=4))
 
 
+def test_pictures_have_a_row_for_open_images_and_count_them_where_they_are():
+    from flnl_bench import plots
+
+    scenario = drawn(toy(), HELD)[1]
+    (image,) = plots.transitions(scenario).axes[0].images
+    assert image.get_array().shape == (4, 3)
+    before, after = plots.partition(scenario).axes[:2]
+    sizes = [sum(axis.collections[0].get_sizes()) for axis in (before, after)]
+    assert sizes[0] == pytest.approx(sizes[1])  # as many images before the noise as after it
+
+
 def test_a_saved_scenario_comes_back_with_its_images(tmp_path):
     staged, scenario = drawn(toy(), HELD)
     npz, _ = save_scenario(scenario, tmp_path / "open")
@@ -191,7 +202,7 @@ def test_another_pool_is_refused():
     staged, scenario = drawn(toy(), HELD)
     other = dataclasses.replace(staged, pool=dataclasses.replace(staged.pool, digest="other"))
     for strange in (other, dataclasses.replace(staged, pool=None)):
-        with pytest.raises(BadInput, match="was made with another pool"):
+        with pytest.raises(BadInput, match="was made with another pool of images"):
             check_dataset(scenario, strange)
 
 
@@ -272,3 +283,35 @@ def test_a_suite_takes_settings_with_options(tmp_path):
     assert told.code == 0
     assert '"open-1.0,pool=classes:9"' in (tmp_path / "table.csv").read_text()
     assert json.loads(next(tmp_path.rglob("run.json")).read_text())["config"]["setting"] in settings
+
+
+def forged(scenario, tmp_path, **changes):
+    """A saved scenario of which something was changed, fingerprint and all."""
+    save_scenario(dataclasses.replace(scenario, **changes), tmp_path / "forged")
+    return tmp_path / "forged"
+
+
+def test_forged_images_are_refused(tmp_path):
+    staged, scenario = drawn(toy(), HELD)
+    row = np.flatnonzero(scenario.is_open)[0]
+    twice, beyond, true = scenario.replaced.copy(), scenario.replaced.copy(), scenario.true.copy()
+    twice[row] = scenario.replaced[np.flatnonzero(scenario.is_open)[1]]
+    beyond[row] = len(staged.pool.images)
+    true[row] = 0
+    for changes, says in (
+        ({"replaced": twice}, "different rows of the pool"),
+        ({"true": true}, "must be -1 where images are replaced, and nowhere else"),
+        ({"pool_digest": None}, "come with the digest of their pool"),
+        ({"pool_digest": "0"}, "pool_digest is odd"),
+        ({"announced": 0.3}, "an announced ratio is there or missing"),
+        ({"setting": "sym-1.0:0.3-0.3", "kinds": ("sym",) * 4}, "sym-1.0:0.3-0.3 has no pool"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            load_scenario(forged(scenario, tmp_path, **changes))
+    other = (scenario.given + scenario.is_open) % 3  # labels that were not those of the places
+    for changes, says in (
+        ({"replaced": beyond}, "another pool of images"),
+        ({"given": other}, "true labels"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            check_dataset(load_scenario(forged(scenario, tmp_path, **changes)), staged)

@@ -159,19 +159,14 @@ def _true_and_replaced(
     return true, replaced.astype(np.int64)
 
 
-def _is_digest(text: str) -> bool:
-    """Whether it is 32 hexadecimal digits."""
-    return re.fullmatch("[0-9a-f]{32}", text) is not None
-
-
 def _check_names(about: dict[str, Any]) -> None:
     """Names must be as we write them."""
     for key, name in (("partition", parse_partition), ("setting", parse_setting)):
         path_part(about[key].partition(",")[0], key)  # options of a setting may hold paths
         require(name(about[key]).name == about[key], key, about[key], name(about[key]).name)
-    require(_is_digest(about["dataset_digest"]), "dataset_digest", "odd", "32 hex digits")
-    digest = about.get("pool_digest")
-    require(digest is None or _is_digest(digest), "pool_digest", "odd", "32 hex digits")
+    for key in ("dataset_digest", "pool_digest"):
+        digest = re.fullmatch("[0-9a-f]{32}", about.get(key, "0" * 32))
+        require(digest is not None, key, "odd", "32 hex digits")
     require(0 <= about["seed"] < 2**63, "seed", about["seed"], "a whole number from 0")
     require(2 <= about["classes"] < 2**31, "classes", about["classes"], "a whole number from 2")
 
