@@ -124,16 +124,20 @@ def test_a_new_plugin_is_installed_run_and_tested_in_an_environment_of_its_own(t
 
 # -- check -------------------------------------------------------------------------------------------
 HEAD = "import torch\nfrom flnl_bench import Method\n\nclass Mine(Method):\n    name = 'mine'\n"
-DRAWS = (
-    HEAD
-    + """    '''Draws by itself.'''
-    reference = 'a test'
+DRAWS = """
+import torch
+from flnl_bench import Method
+
+class Mine(Method):
+    'Draws by itself.'
+
+    name = "mine"
+    reference = "a test"
 
     def loss(self, model, batch, client):
         loss = super().loss(model, batch, client)
         return loss * torch.rand(len(loss))
 """
-)
 PEEKS = HEAD + "    def loss(self, model, batch, client):\n        return client.true\n"
 
 
