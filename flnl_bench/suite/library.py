@@ -132,9 +132,9 @@ def run_suite(
     for text in () if progress else board.warnings:
         warnings.warn(text, stacklevel=2)
     if not dry_run and board.having("waiting", "running"):
-        make_writable(out)
         if executor == "local":
             _check_data(board, loading)
+        make_writable(out)
         sbatch = {key: str(value) for key, value in (slurm or {}).items()}
         launcher = _launcher(executor, board, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed)
         conduct(board, launcher, progress or (lambda board: None))
