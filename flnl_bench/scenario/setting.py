@@ -67,7 +67,7 @@ def one_of(*values: Any) -> Callable[[str], Any]:
 
 
 def file(text: str) -> str:
-    """The path of a file, which is read when labels are drawn; however it is written, the same is the same."""
+    """The path of a file, which is read when labels are drawn; absolute: the same file has one name."""
     if not text:
         raise ValueError("the path of a file")
     return os.path.abspath(Path(text).expanduser())
