@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,10 +67,10 @@ def one_of(*values: Any) -> Callable[[str], Any]:
 
 
 def file(text: str) -> str:
-    """The path of a file, which is read when labels are drawn."""
+    """The path of a file, which is read when labels are drawn; absolute: the same file has one name."""
     if not text:
         raise ValueError("the path of a file")
-    return str(Path(text).expanduser())
+    return os.path.abspath(Path(text).expanduser())
 
 
 def written(value: Any) -> str:
