@@ -1,7 +1,6 @@
 """`flnl-bench doctor`: what is well, what is wrong, and that no check takes the others down."""
 
 import json
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -21,7 +20,6 @@ from flnl_bench.tables import Plugins
 FEDAVG = default_registry().method_class("fedavg")
 
 
-@dataclass(frozen=True)
 class Moody(FEDAVG):
     """FedAvg whose loss depends on a draw that no stream knows."""
 

@@ -38,7 +38,7 @@ def device(asked: Asked) -> Finding:
     details = {"device": asked.device, "gpus": listed, "cuda": torch.version.cuda}
     if asked.device == "cuda":
         return _cuda(details)
-    if listed and asked.device == "cpu":
+    if listed and not torch.cuda.is_available():
         built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
         return Finding(
             "wrong",

@@ -95,7 +95,7 @@ def resumes(asked: Asked) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         rows = play(first, ROUNDS - 1)
         Checkpoint(Path(folder)).save(first.state(), first.federation.states, first.federation.states, rows)
-        state, clients, rows = Checkpoint(Path(folder)).load()
+        state, clients, _ = Checkpoint(Path(folder)).load()
     second.restore(state, clients)
     return _equal(asked, one, _seen(rows + play(second, ROUNDS), second), "stopped and resumed")
 

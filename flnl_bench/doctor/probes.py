@@ -47,7 +47,8 @@ SHORT = {"fraction": 0.1, "epochs": 1, "batch_size": 30}
 
 def tried(device: str, changes: dict[str, str]) -> tuple[float | None, str]:
     """The test loss of a process that plays a round, or why there is none."""
-    with tempfile.TemporaryDirectory(prefix="flnl-doctor-") as cache:
+    # Errors ignored: a compiler may still be writing when its process is ended.
+    with tempfile.TemporaryDirectory(prefix="flnl-doctor-", ignore_cleanup_errors=True) as cache:
         worker, connection = start_worker(_play, device, changes, cache)
         try:
             if not connection.poll(PATIENCE):

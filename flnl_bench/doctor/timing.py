@@ -34,4 +34,9 @@ def clock_of(device: torch.device) -> Callable[[], float]:
     if device.type == "cpu":
         return time.process_time
     wait = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}[device.type]
-    return lambda: (wait(), time.perf_counter())[1]
+
+    def clock() -> float:
+        wait()
+        return time.perf_counter()
+
+    return clock
