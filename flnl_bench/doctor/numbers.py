@@ -55,10 +55,10 @@ def make(name: str) -> Method:
     return default_registry().make(name, {}, {})
 
 
-def outcome(method: Method, devices: Devices, rounds: int = ROUNDS, **changes: Any) -> Outcome:
-    """The first rounds in the toy world."""
+def outcome(method: Method, devices: Devices, played: int, **changes: Any) -> Outcome:
+    """So many rounds in the toy world."""
     with contextlib.closing(toy_world(**changes).engine(method, devices)) as engine:
-        return _seen(play(engine, rounds), engine)
+        return _seen(play(engine, played), engine)
 
 
 def _seen(rows: list[dict[str, Any]], engine: Engine) -> Outcome:
@@ -67,17 +67,17 @@ def _seen(rows: list[dict[str, Any]], engine: Engine) -> Outcome:
 
 def repeats(asked: Asked) -> Finding:
     """The same rounds twice."""
-    one, other = (outcome(make(METHOD), choose_devices(asked.device)) for _ in range(2))
+    one, other = (outcome(make(METHOD), choose_devices(asked.device), ROUNDS) for _ in range(2))
     return _equal(asked, one, other, "the same rounds twice")
 
 
 def shares(asked: Asked) -> Finding:
     """The same rounds by worker processes, on all GPUs that are like the first."""
-    one = outcome(make(METHOD), choose_devices(asked.device))
+    one = outcome(make(METHOD), choose_devices(asked.device), ROUNDS)
     alike = _alike(asked.device)
     devices = choose_devices(asked.device, alike, workers=max(2, len(alike)))
     names = ", ".join(str(device) for device in devices.workers)
-    return _equal(asked, one, outcome(make(METHOD), devices), f"workers on {names}")
+    return _equal(asked, one, outcome(make(METHOD), devices, ROUNDS), f"workers on {names}")
 
 
 def _alike(device: str) -> list[str]:
@@ -90,7 +90,7 @@ def _alike(device: str) -> list[str]:
 def resumes(asked: Asked) -> Finding:
     """The same rounds, stopped before the last one and gone on with from the files."""
     devices = choose_devices(asked.device)
-    one, method = outcome(make(METHOD), devices), make(METHOD)
+    one, method = outcome(make(METHOD), devices, ROUNDS), make(METHOD)
     first, second = (toy_world().engine(method, devices) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         rows = play(first, ROUNDS - 1)
@@ -137,7 +137,8 @@ def agrees(asked: Asked) -> Finding:
 def rounding(here: Weights, cpu: Weights) -> Finding:
     """How far two sets of weights are apart, against what rounding explains."""
     largest = max(tensor.abs().max().item() for tensor in cpu.values())
-    apart = max((here[name] - tensor).abs().max().item() for name, tensor in cpu.items()) / largest
+    gaps = torch.stack([(here[name] - tensor).abs().max() for name, tensor in cpu.items()])
+    apart = gaps.max().item() / largest  # torch's maximum: Python's would lose a NaN
     text, details = f"weights differ by {apart:.1e} of the largest one", {"apart": apart, "allowed": ROUNDING}
     if apart <= ROUNDING:  # not so for NaN
         return Finding("ok", f"{text}: rounding", "", details)
