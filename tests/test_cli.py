@@ -173,7 +173,8 @@ def test_scenario_show_prints_every_client():
 # -- list and show -----------------------------------------------------------------------------------
 def test_list_shows_every_kind():
     names = {kind: [row["name"] for row in rows] for kind, rows in flnl("list", "--json").json.items()}
-    assert list(names) == ["methods", "datasets", "settings", "partitions", "models", "presets", "plugins"]
+    tables = ["methods", "datasets", "settings", "partitions", "models", "presets", "trackers", "plugins"]
+    assert list(names) == tables
     assert {"fedavg", "fedprox"} <= set(names["methods"])
     assert {"quick", "paper"} == set(names["presets"])
     text = flnl("list").out

@@ -225,6 +225,7 @@ def test_what_was_corrected_or_is_suspected_counts_as_noisy():
         "suspects": torch.tensor([True, False, False]),
         "kept": torch.tensor([True, True, False]),
         "lid_dropped": 0.25,
+        "losses": torch.zeros(3),
     }
     before = method.beliefs(server, 1, state)
     assert before.clean is None

@@ -28,7 +28,7 @@ SUITES = {
     """,
     "paper": """
         presets = ["paper", "quick"]
-        datasets = ["digits", "cifar10", "cifar100", "cifar10n", "clothing1m", "npz:some/where.npz"]
+        datasets = ["digits", "cifar10", "cifar100", "cifar10n", "clothing1m", "npz:/some/where.npz"]
         settings = ["mixed-1.0"]
         methods = ["fedgr", "fedcorr"]
     """,

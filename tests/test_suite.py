@@ -46,6 +46,7 @@ NINE = [
         ("quick-digits", 11 * 7 * 2 * 3),
         ("quick-cifar10", 4 * 2 * 2),
         ("quick-fashion-mnist", 11 * 2 * 2),
+        ("more-digits", 15 * 3 * 2 * 3),
         ("smoke", 3 * 2 * 2),
     ],
 )
@@ -56,7 +57,7 @@ def test_every_shipped_suite_is_valid_and_has_its_runs(name, runs, tmp_path):
 
 
 def test_no_shipped_suite_is_left_out():
-    assert len(list(BENCHMARKS.glob("*.toml"))) == 8
+    assert len(list(BENCHMARKS.glob("*.toml"))) == 10
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -82,20 +83,20 @@ def test_sweeps_are_products_and_ablations_are_single_combinations(tmp_path):
         set = { lambda_b = 0.5, refine = false }
         [sweeps.weights]
         method = "fedgr"
-        set = { lambda_b = [1.0, 2.0], lambda_r = [0.1, 0.2] }
+        set = { lambda_b = [1.0, 2.0], temperature = [0.5, 1.0] }
         """,
         tmp_path,
     )
     assert [item.label for item in items] == [
         "fedgr [gentle]",
         "fedgr",
-        "fedgr lambda_r=0.2",
+        "fedgr temperature=1",
         "fedgr lambda_b=2",
-        "fedgr lambda_b=2, lambda_r=0.2",
+        "fedgr lambda_b=2, temperature=1",
     ]
     assert [item.request.label for item in items] == ["fedgr [gentle]", None, None, None, None]
     assert items[0].config.hyperparameters["refine"] is False
-    assert items[4].config.hyperparameters["lambda_r"] == 0.2
+    assert items[4].config.hyperparameters["temperature"] == 1.0
 
 
 def test_the_same_run_asked_for_twice_is_one_run(tmp_path):
