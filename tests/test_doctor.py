@@ -15,7 +15,7 @@ from flnl_bench.doctor.worlds import make_world, random_images
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.registry import Registry, default_registry, load_registry
-from flnl_bench.tables import Plugins
+from flnl_bench.tables import Plugins, Source
 
 FEDAVG = default_registry().method_class("fedavg")
 
@@ -111,7 +111,8 @@ def test_ctrl_c_is_one_line(tmp_path, monkeypatch):
 # -- the machine -------------------------------------------------------------------------------------
 def test_a_broken_plugin_is_wrong(asked, monkeypatch):
     plugins = Plugins()
-    plugins.found = {"lame": ("lame-dist", EntryPoint("lame", "no_such_module", "flnl_bench"))}
+    lame = EntryPoint("lame", "no_such_module", "flnl_bench")
+    plugins.found = {"lame": Source("lame-dist", "1.0", lame.value, lame.load)}
     monkeypatch.setattr(machine, "default_registry", lambda: load_registry(plugins))
     found = machine.plugins(asked)
     assert found.state == "wrong"
