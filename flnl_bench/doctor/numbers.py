@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,10 @@ def methods(asked: Asked) -> Finding:
 
 def _trouble(name: str, device: str) -> str | None:
     try:
-        one, other = (outcome(make(name), choose_devices(device), SHORT["rounds"], **SHORT) for _ in range(2))
+        with warnings.catch_warnings(action="ignore"):  # that three rounds are few for some methods
+            one, other = (
+                outcome(make(name), choose_devices(device), SHORT["rounds"], **SHORT) for _ in range(2)
+            )
         return one.difference(other)
     except Exception as error:
         return one_line(error)
