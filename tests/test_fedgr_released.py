@@ -176,6 +176,39 @@ def test_the_local_model_adds_a_look_after_its_first_epoch():
     assert not torch.equal(plain["mean_loss"], looked["mean_loss"])
 
 
+def test_with_one_epoch_there_is_no_second_look():
+    engine = toy_engine(FedGR(second_look=True), epochs=1)
+    engine.federation.train([0])
+    assert engine.federation.states[0]["visits"] == 1
+
+
+def test_the_mean_of_a_batch_has_the_precision_of_the_logits():
+    scratch = {"share": torch.tensor([[0.9], [0.1]]), "given": torch.eye(2), "guess": torch.zeros(2, 2)}
+    client = client_of(round=5, state={})
+    client.scratch = scratch
+    batch = Batch((torch.zeros(2, 1),), torch.tensor([0, 1]), torch.arange(2))
+    method = FedGR(batch_weights=True, lambda_b=0.0, lambda_r=0.0)
+    loss = method.loss(FixedLogits(torch.zeros(2, 2, dtype=torch.float64)), batch, client)
+    share = torch.tensor([0.9, 0.1]).double().mean()
+    assert loss.dtype == torch.float64
+    assert torch.equal(loss, share * torch.full((2,), 2.0, dtype=torch.float64).log())
+
+
+def test_without_refining_labels_are_judged_one_by_one_and_the_store_grows_all_the_same():
+    share, other = FedGR(batch_weights=True, refine=False).refine_labels(
+        torch.tensor([0.9, 0.1]), torch.tensor([True, False]), 0.5, torch.tensor([1, 1])
+    )
+    assert share.tolist() == [1.0, 0.0]
+    assert other.tolist() == [-1, -1]
+    off = {"lambda_b": 0.0, "lambda_r": 0.0, "refine": False}
+    client = client_of(round=5, state={})
+    client.scratch = {"share": share.unsqueeze(1), "given": torch.eye(2), "guess": torch.zeros(2, 2)}
+    batch = Batch((torch.zeros(2, 1),), torch.tensor([0, 1]), torch.arange(2))
+    losses = FedGR(batch_weights=True, **off).loss(FixedLogits(torch.zeros(2, 2)), batch, client)
+    assert losses[1] == 0 < losses[0]
+    assert grown(FedGR(keep_clean=True, refine=False), [True, False, False], 0.5, sure=[1]) == [0, 2, -1]
+
+
 def test_the_look_costs_one_pass_and_the_anchor_of_the_first_release_one_in_every_epoch():
     passes = {}
     for name, method in {"": FedGR(), **RELEASE}.items():

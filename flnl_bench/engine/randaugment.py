@@ -117,7 +117,8 @@ def warp(images: Tensor, matrix: Tensor) -> Tensor:
     along_x = matrix[:, :, 0] * centred  # [B, 2, S]
     along_y = matrix[:, :, 1] * centred + matrix[:, :, 2] / half
     grid = along_x.unsqueeze(2) + along_y.unsqueeze(3)  # [B, 2, S, S]
-    return F.grid_sample(images.float(), grid.permute(0, 2, 3, 1), mode="nearest", align_corners=False)
+    places = grid.permute(0, 2, 3, 1).float()  # also where torch's default is float64
+    return F.grid_sample(images.float(), places, mode="nearest", align_corners=False)
 
 
 def _autocontrast(x: Tensor, values: Tensor) -> Tensor:

@@ -209,10 +209,9 @@ class FedGR(Method):
 
     def grow_store(self, state: State, logits: Tensor, y: Tensor, clean: Tensor, ratio: float) -> None:
         """Confident predictions enter the store; what it has stays, and so does D^r_k."""
-        kept = self.keep_clean and (self.release == "a" or ratio < self.noisy_client)
-        if self.refine:
+        if self.refine or self.keep_clean:
             state["pseudo"] = newest_pseudo_labels(logits, self.confidence, state["pseudo"])
-        if self.refine and kept:
+        if self.keep_clean and (self.release == "a" or ratio < self.noisy_client):
             state["pseudo"] = torch.where(clean, y, state["pseudo"])
         found = state["pseudo"] >= 0
         state["usable"] = found if self.keep_clean else state["usable"] | clean | found
@@ -249,7 +248,8 @@ class FedGR(Method):
 
     def plan(self, model: Model, client: Client) -> Iterator[Sequence[Step]]:
         """All epochs; as released with another look at the losses, by the local model after the first."""
-        if self.second_look and self.release == "b" and self.sieve == "federated":
+        looks = self.second_look and self.release == "b" and self.sieve == "federated"
+        if looks and client.epochs > 1:  # theirs is taken when the second epoch begins
             yield self._steps(client, epochs=1)
             model.eval()
             self._remember(losses_of(model, client), client.state)
@@ -270,8 +270,8 @@ class FedGR(Method):
         scratch = client.scratch
         features, logits = model.both(batch.x)
         share, given, guess = (scratch[part][batch.index] for part in ("share", "given", "guess"))
-        if self.batch_weights:  # their losses [n] times their column of q [n, 1] is a matrix, then its mean
-            share = share.to(logits.dtype).mean()
+        if self.batch_weights and self.refine:  # their losses [n] times a column of q [n, 1] is a matrix
+            share = share.to(logits.dtype).mean(0, keepdim=True)  # without its dimension float32 would win
         total = soft_cross_entropy(logits, blend(share, given, guess))
         if self.lambda_b and client.round >= self.warmup(client.terms):
             guide = self._teacher_logits(batch, scratch)  # B, zero in the warm-up

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -144,7 +145,8 @@ class FedRN(Method):
         given = F.one_hot(client.y[inside], client.terms.classes).float()
         head = copy.deepcopy(net.head)
         pairs = [(w, torch.zeros_like(w)) for w in (head.weight, head.bias)]  # with their velocities
-        for step in client.steps(np.arange(len(rows)), epochs=1):
+        # From the method's own draws: the order of the training batches stays that of every method.
+        for step in replace(client, batch_rng=client.rng).steps(np.arange(len(rows)), epochs=1):
             part = torch.from_numpy(step.rows)
             features = seen[part] if frozen else net.features(seen[part])
             slope = (head(features).softmax(1) - given[part]) / len(part)  # of the mean cross-entropy
