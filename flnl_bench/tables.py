@@ -230,7 +230,9 @@ class Plugins:
             try:
                 offered = self.loaded[plugin] = _offered(source.load(), bare=source.file is not None)
                 if not any(offered.values()) and source.owner != OWN:
-                    missing = "no Method in it" if source.file else "is @hookimpl missing?"
+                    missing = (
+                        "nothing that flnl-bench knows is in it" if source.file else "is @hookimpl missing?"
+                    )
                     self.problems.append(f"plugin {plugin!r} ({source.where}) offers nothing ({missing})")
             except (Exception, SystemExit) as error:
                 self.loaded[plugin] = {}
@@ -277,7 +279,16 @@ def _offered(plugin: object, bare: bool = False) -> dict[str, list[Any]]:
     manager.check_pending()
     if bare and not manager.get_hookcallers(plugin):
         return _defined(vars(plugin))
-    return {hook: [entry for answer in getattr(manager.hook, hook)() for entry in answer] for hook in HOOKS}
+    return {
+        hook: [e for answer in getattr(manager.hook, hook)() for e in _entries(hook, answer)]
+        for hook in HOOKS
+    }
+
+
+def _entries(hook: str, answer: object) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(answer, list | tuple):
+        raise BadInput(f"{hook} must return a list, not {answer!r}")
+    return answer
 
 
 def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:

@@ -135,6 +135,7 @@ def run(
         for name in ("method", "setting", "partition"):
             words += [f"--{name}", str(asked[name])] if name in asked else []
         words += [word for change in set or [] for word in ("--set", change)]
+        words += [word for path in plugin or [] for word in ("--plugin", str(path))]
         command = shlex.join([*words, "--preset", "paper", "--dataset", "cifar10"])
         note(f"this was digits; the paper's protocol: {command}")
     report(results, several=len(chosen or []) > 1 or seeds is not None, as_json=as_json)
