@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from flnl_bench.api import Method
 from flnl_bench.data import DatasetKind
@@ -19,6 +19,8 @@ from flnl_bench.models import ModelKind
 from flnl_bench.scenario import NoiseKind, PartitionKind
 from flnl_bench.testing import kinds, methods
 from flnl_bench.trackers import Tracker
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def _home(subject: Any) -> str:
 
 
 # -- for pytest --------------------------------------------------------------------------------------
-def parametrize_with_checks(entries: Iterable[Any]) -> Any:
+def parametrize_with_checks(entries: Iterable[Any]) -> Callable[[Test], Test]:
     """A pytest decorator: one test, called `check`, per entry and check.
 
     Args:
