@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flnl_methods.fedgr import RELEASED, FedGR, clean_posterior, ramped_decay
-from test_fedgr import OneWeight, client_of, judgement, received_by
+from test_fedgr import OneWeight, client_of, judgement
 
 from flnl_bench.api import Batch, copy_weights, network_weights
 from flnl_bench.testing import TRAINING, play, toy_engine
@@ -100,20 +100,21 @@ def test_a_client_at_the_limit_itself_uses_the_store_alone_in_the_first_release(
     assert share.item() == 0.0
 
 
-def test_coverage_counts_the_store_of_the_visit_before():
-    size = 30
-    inbox = judgement(size, clean=False, q=0.1, ratio=0.9)
-    kept = {"confidence": 0.0, "gamma_l": 1.0, "lambda_b": 0.0}  # every prediction enters the store
-    now = received_by(0, inbox, 5, **kept)
-    late = received_by(0, inbox, 5, **kept, late_coverage=True)
-    assert now["state"]["pseudo"].min() >= 0
-    assert [now["state"]["replaced"], late["state"]["replaced"]] == [1.0, 1.0]  # its first visit
+@pytest.mark.parametrize(("late", "replaced"), [(False, [1.0, 0.0, 0.0]), (True, [1.0, 1.0, 0.0])])
+def test_coverage_counts_the_store_of_the_visit_before(late, replaced):
+    class Noisy(FedGR):  # nothing is judged clean, and every prediction enters the store from round 5 on
+        name = "noisy"
 
-    for method, replaced in ((FedGR(), 0.0), (FedGR(late_coverage=True), 1.0)):
-        client = client_of(round=5, received=OneWeight(2.0), state={"teacher": {"w": torch.tensor([1.0])}})
-        before, after = torch.zeros(10, dtype=torch.bool), torch.ones(10, dtype=torch.bool)
-        method.revise_teacher(client, before if method.late_coverage else after, 0.9, revising=True)
-        assert client.state["replaced"] == replaced
+        def inbox(self, server, client_id):
+            return judgement(server.sizes[client_id], clean=False, q=0.1, ratio=0.9)
+
+    engine = toy_engine(Noisy(confidence=0.0, late_coverage=late))
+    seen = []
+    for engine.server.round in (0, 5, 6):  # the first is of the warm-up
+        engine.federation.train([0])
+        seen.append(engine.federation.states[0]["replaced"])
+    assert seen == replaced
+    assert engine.federation.states[0]["pseudo"].min() >= 0
 
 
 def test_a_teacher_of_a_client_at_the_limit_is_kept_as_released():
