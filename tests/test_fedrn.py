@@ -1,5 +1,6 @@
 """FedRN against the closed-form checks of its specification."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -212,6 +213,16 @@ def test_a_head_is_tuned_as_sgd_would():
         optimiser.step({})
     assert torch.allclose(head.weight, expected.weight, atol=1e-6)
     assert torch.allclose(head.bias, expected.bias, atol=1e-6)
+
+
+def test_a_model_that_diverged_is_neither_averaged_nor_anyones_neighbour():
+    engine = after_warm_up()
+    before = {name: w.clone() for name, w in engine.server.state["models"][0].items()}
+    (update,) = engine.federation.train([0])
+    broken = replace(update, weights={name: w * math.nan for name, w in update.weights.items()})
+    merged = engine.method.aggregate(engine.server, [broken])
+    assert all(torch.equal(w, engine.server.weights[name]) for name, w in merged.items())
+    assert all(torch.equal(w, before[name]) for name, w in engine.server.state["models"][0].items())
 
 
 def test_without_neighbours_the_own_last_model_filters():

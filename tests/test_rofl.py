@@ -1,6 +1,7 @@
 """RoFL against the closed-form checks of its specification."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -210,6 +211,19 @@ def test_bytes_and_passes_are_those_of_the_specification():
         assert row["bytes_down"] == m * (model + centroids * (row["round"] > 0))  # C·d floats
         assert row["bytes_up"] == m * (model + 8 + centroids)
         assert (row["forward"], row["backward"]) == ((TRAINING.epochs + 1) * n, TRAINING.epochs * n)
+
+
+def test_models_that_diverged_are_left_out_with_their_centroids():
+    engine = toy_engine(RoFL(), fraction=1.0)
+    play(engine, 1)
+    before = {name: w.clone() for name, w in engine.server.weights.items()}
+    centroids = engine.server.state["centroids"].clone()
+    updates = engine.federation.train([0, 1])
+    broken = replace(updates[1], weights={name: w * math.nan for name, w in updates[1].weights.items()})
+    assert torch.equal(engine.method.aggregate(engine.server, [broken])["head.bias"], before["head.bias"])
+    assert torch.equal(engine.server.state["centroids"], centroids)
+    kept = engine.method.aggregate(engine.server, [updates[0], broken])
+    assert torch.equal(kept["head.bias"], updates[0].weights["head.bias"])
 
 
 def test_a_client_without_a_class_sends_its_centroid_back_unchanged():

@@ -158,8 +158,22 @@ def late(method=None, **changes):
     return engine
 
 
-# In the second case nothing is left out, and no history is complete after one visit.
-@pytest.mark.parametrize(("method", "begin"), [(Selfie(), 0), (Selfie(noise_rate=0.0), 4)])
+def test_a_negative_threshold_refurbishes_nothing():
+    for threshold, refurbishes in ((0.05, True), (-0.1, False)):
+        engine = late(Selfie(history=1, noise_rate=0.0, threshold=threshold), epochs=3)
+        engine.federation.train([0])
+        assert bool((engine.federation.states[0]["refurbished"] >= 0).any()) is refurbishes
+
+
+# In the other cases nothing is left out; without a threshold no history is complete after one visit.
+@pytest.mark.parametrize(
+    ("method", "begin"),
+    [
+        (Selfie(), 0),
+        (Selfie(noise_rate=0.0), 4),
+        (Selfie(noise_rate=0.0, threshold=-0.1, history=1), 4),
+    ],
+)
 def test_before_the_warm_up_ends_or_without_selection_it_is_fedavg(method, begin):
     engine, plain = toy_engine(method), toy_engine(FedAvg())
     for each in (engine, plain):

@@ -47,7 +47,15 @@ from flnl_bench import (
     copy_weights,
     network_weights,
 )
-from flnl_bench.numerics import clean_posterior, cosine, min_max_scaled, warmup_rounds
+from flnl_bench.numerics import (
+    average,
+    clean_posterior,
+    combined,
+    cosine,
+    is_finite,
+    min_max_scaled,
+    warmup_rounds,
+)
 
 
 class FedRN(Method):
@@ -103,14 +111,16 @@ class FedRN(Method):
         return {**message, "scores": found.scores, "neighbours": [models[k] for k in found.clients]}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean by the full n_k; the server keeps every model, e and o."""
+        """The mean by the full n_k; the server keeps every model, e and o. Those that diverged are left out."""
         for u in updates:
+            if not is_finite(u.weights):
+                continue
             server.state["models"][u.client] = {
                 name: w.half() if self.keep == "fp16" else w for name, w in u.weights.items()
             }
             server.state["expertise"][u.client] = u.message["expertise"]
             server.state["outputs"][u.client] = u.message["output"]
-        return super().aggregate(server, updates)
+        return combined(updates, average, server.weights)
 
     # -- a round on a client -----------------------------------------------------------------------
     def on_receive(self, model: Model, client: Client) -> None:
@@ -118,9 +128,7 @@ class FedRN(Method):
         if "scores" not in client.inbox:
             return
         own = posterior(client, client.bind(client.state["own"]))
-        sure = np.flatnonzero(own > self.threshold)  # D⁰
-        if not len(sure):
-            sure = np.arange(client.size)
+        sure = np.flatnonzero(chosen(own, self.threshold))  # D⁰
         votes = [own]
         for weights in client.inbox["neighbours"]:
             net = client.bind({name: w.float() for name, w in weights.items()})

@@ -148,14 +148,13 @@ class JointOpt(Method):
         return combined(updates, AGGREGATORS[self.aggregator], server.weights)
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """The largest class of each label, once labels are renewed; clean is what is still as given."""
+        """The largest class of each label, a pseudo label from T1 on; clean is what is still as given."""
         labels = state["labels"].argmax(1)
-        if not state["renewed"]:
-            return Beliefs(labels=labels)
+        pseudo = labels if state["renewed"] else torch.full_like(labels, -1)
         clean = labels == state["given"]
         largest = class_counts(labels, state["labels"].shape[1]).max().item() / len(labels)
         numbers = {"labels_changed": 1 - clean.float().mean().item(), "largest_class": largest}
-        return Beliefs(clean=clean, labels=labels, pseudo_labels=labels, numbers=numbers)
+        return Beliefs(clean=clean, labels=labels, pseudo_labels=pseudo, numbers=numbers)
 
 
 def prior_loss(logits: Tensor, prior: Tensor) -> Tensor:

@@ -43,11 +43,14 @@ from flnl_bench import (
     bounded,
 )
 from flnl_bench.numerics import (
+    average,
     check_forget_rate,
+    combined,
     cosine,
     entropy,
     final_forget_rate,
     forget_rate,
+    is_finite,
     kept_count,
     linear_ramp,
     mean_of_kept,
@@ -107,10 +110,11 @@ class RoFL(Method):
         return {} if centroids is None else {"centroids": centroids}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean of the models by n_k, and of the centroids by their cosines."""
-        local = torch.stack([u.message["centroids"] for u in updates])  # [m, C, d]
-        server.state["centroids"] = merged(server.state["centroids"], local)
-        return super().aggregate(server, updates)
+        """The mean of the models by n_k, and of the centroids by their cosines; of those that are finite."""
+        sound = [u.message["centroids"] for u in updates if is_finite(u.weights)]
+        if sound:
+            server.state["centroids"] = merged(server.state["centroids"], torch.stack(sound))  # of [m, C, d]
+        return combined(updates, average, server.weights)
 
     # -- on a client -------------------------------------------------------------------------------
     def on_receive(self, model: Model, client: Client) -> None:

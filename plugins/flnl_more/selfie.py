@@ -58,7 +58,7 @@ class Selfie(Method):
     reference = "Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019"
 
     history: int = 15  # q at most; fewer where clients have not so many epochs before T1
-    threshold: float = 0.05  # ε
+    threshold: float = 0.05  # ε; below 0 nothing is refurbished
     noise_rate: float | None = None  # τ; None is what the setting announces, 0.2 if it does not
     warmup_share: float = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
     reuse: bool = True  # labels stay refurbished
@@ -66,7 +66,8 @@ class Selfie(Method):
 
     def __post_init__(self) -> None:
         bounded(self, "history", low=1)
-        bounded(self, "threshold", "noise_rate", "warmup_share", high=1)
+        bounded(self, "noise_rate", "warmup_share", high=1)
+        bounded(self, "threshold", low=-1, high=1)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
