@@ -111,7 +111,7 @@ class FedRN(Method):
         return {**message, "scores": found.scores, "neighbours": [models[k] for k in found.clients]}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean by the full n_k; the server keeps every model, e and o. Those that diverged are left out."""
+        """The mean by the full n_k; the server keeps models, e and o. What diverged is left out of both."""
         for u in updates:
             if not is_finite(u.weights):
                 continue
