@@ -38,6 +38,7 @@ def metered(**options):
         ("resnet8-half", 10, 75_290),
         ("resnet20", 10, 269_722),
         ("resnet18", 10, 11_173_962),
+        ("resnet18-projection", 10, 11_173_962 + 512 * 512 + 3 * 512),
         ("resnet34", 100, 21_328_292),
         ("resnet50", 14, 23_536_718),
     ],
@@ -45,6 +46,15 @@ def metered(**options):
 def test_each_network_has_the_size_of_its_name(name, classes, weights):
     network = make(name, channels=3, classes=classes)
     assert sum(p.numel() for p in network.parameters()) == weights
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_projected_network_has_features_of_either_sign_and_a_head_that_sees_the_positive_ones(norm):
+    network = make("resnet18-projection", channels=3, norm=norm)
+    features, logits = network.both(torch.rand(4, 3, 8, 8))
+    assert (features < 0).any()
+    plain = torch.nn.functional.linear(features.clamp_min(0), network.head.weight, network.head.bias)
+    assert torch.equal(logits, plain)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

@@ -23,7 +23,8 @@ class ModelKind:
     """A network by name, without its head.
 
     `build(channels, norm)` gives a module that turns images [B, channels, H, W] into features [B, D] and
-    says D in its attribute `feature_size`.
+    says D in its attribute `feature_size`. An attribute `head_class` names another class for the head than
+    nn.Linear, made like it from D and the number of classes.
     """
 
     name: str  # lower-case words joined by dashes
@@ -82,6 +83,11 @@ MODELS: Table[ModelKind] = Table(
             "resnet18",
             "ResNet-18 with a 3×3 stem for 32×32 images, 11.2 million weights",
             lambda channels, norm: _backbones().wide_resnet((2, 2, 2, 2), channels, norm),
+        ),
+        ModelKind(
+            "resnet18-projection",
+            "resnet18, then a normalised linear layer, as FedGR's authors have it, 11.4 million weights",
+            lambda channels, norm: _backbones().projected_resnet18(channels, norm),
         ),
         ModelKind(
             "resnet34",

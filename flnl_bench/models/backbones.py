@@ -132,6 +132,33 @@ class ResNet(nn.Module):
         return self.blocks(self.stem(x)).mean((2, 3))
 
 
+class RectifiedHead(nn.Linear):
+    """A linear head that sees only what is positive of the features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of features."""
+        return super().forward(x.relu())
+
+
+class Projected(nn.Module):
+    """A backbone and a normalised linear layer, whose outputs, of either sign, are the features."""
+
+    head_class = RectifiedHead
+
+    def __init__(self, backbone: ResNet, norm: str) -> None:
+        super().__init__()
+        self.backbone, self.feature_size = backbone, backbone.feature_size
+        self.linear = nn.Linear(self.feature_size, self.feature_size)
+        # BatchNorm of images would refuse features, which have no height and width.
+        self.norm = (
+            nn.BatchNorm1d(self.feature_size) if norm == "batch" else normalisation(norm, self.feature_size)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of images."""
+        return self.norm(self.linear(self.backbone(x)))
+
+
 def tiny_cnn(channels: int, norm: str, width: int = 32) -> TinyCNN:
     """The smallest network."""
     return initialised(TinyCNN(channels, norm, width))
@@ -146,6 +173,11 @@ def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet
 def wide_resnet(blocks: Sequence[int], channels: int, norm: str) -> ResNet:
     """The network of 64 to 512 channels with these blocks a stage."""
     return initialised(ResNet(channels, (64, 128, 256, 512), blocks, norm, projection=True))
+
+
+def projected_resnet18(channels: int, norm: str) -> Projected:
+    """ResNet-18 with a normalised linear layer before its head, as in the authors' code of FedGR."""
+    return Projected(wide_resnet((2, 2, 2, 2), channels, norm), norm)
 
 
 def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None) -> nn.Module:

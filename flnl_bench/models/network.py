@@ -52,7 +52,7 @@ class Network(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.feature_size = feature_size
-        self.head = nn.Linear(feature_size, classes)
+        self.head: nn.Linear = getattr(backbone, "head_class", nn.Linear)(feature_size, classes)
 
     def features(self, x: Tensor) -> Tensor:
         """The features [B, D] of images [B, C, H, W]."""

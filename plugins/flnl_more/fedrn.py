@@ -150,15 +150,16 @@ class FedRN(Method):
             return net.features(images) if frozen else images
 
         seen = client.map(look, views=("weak",))
-        given = F.one_hot(client.y[inside], client.terms.classes).float()
-        head = copy.deepcopy(net.head)
-        pairs = [(w, torch.zeros_like(w)) for w in (head.weight, head.bias)]  # with their velocities
+        given, head = client.y[inside], copy.deepcopy(net.head).requires_grad_()
+        weights = list(head.parameters())
+        velocities = [torch.zeros_like(w) for w in weights]
         # From the method's own draws: the order of the training batches stays that of every method.
         for step in replace(client, batch_rng=client.rng).steps(np.arange(len(rows)), epochs=1):
             part = torch.from_numpy(step.rows)
             features = seen[part] if frozen else net.features(seen[part])
-            slope = (head(features).softmax(1) - given[part]) / len(part)  # of the mean cross-entropy
-            for (w, velocity), gradient in zip(pairs, (slope.T @ features, slope.sum(0)), strict=True):
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(F.cross_entropy(head(features), given[part]), weights)
+            for w, velocity, gradient in zip(weights, velocities, gradients, strict=True):
                 velocity.mul_(self.head_momentum).add_(gradient + self.head_decay * w)
                 w.sub_(self.head_lr * velocity)
         return net.eval(), head
