@@ -73,7 +73,7 @@ class FedELC(Method):
 
     # -- a round on the server ---------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
-        """T1, as in FedNoRo."""
+        """T1, as in FedNoRo: at most half of the rounds."""
         return rounds_before_detection(self.warmup_share, terms)
 
     def server_state(self, server: Server) -> State:
