@@ -44,6 +44,7 @@ KNOWN = (
     *("fedgr/no-sieve", "fedgr/no-refine", "fedgr/no-repreg", "fedgr/no-ema", "fedgr/no-weak"),
     *("fedgr/no-strong", "fedgr/online-ema", "fedgr/replacement", "feddiv/release-filter"),
     *("feddiv/persistent", "fedgr/released", "gce/truncated", "krum/multi", "fedlsr/plus"),
+    "rofl/constant",
 )
 
 RC = {
