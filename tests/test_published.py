@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 from command_line import flnl
 from synthetic_runs import write_run
@@ -84,3 +88,14 @@ def test_the_project_publishes_whole_runs_that_say_which_code_made_them(tmp_path
     runs = load_results(published.published_folder()).runs
     assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= set(runs.method)
     assert all(runs.sources.map(len) == 1)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/baselines.md"])
+def test_the_tables_of_a_page_are_what_the_command_that_it_names_prints(name, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / name).read_text()
+    command = re.search(r"flnl-bench (leaderboard --with-published [^`\n]*--format md)", page)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    printed = [row for row in flnl(*shlex.split(command[1])).out.splitlines() if row.startswith("| ")]
+    assert len(printed) > 10
+    assert [row for row in page.splitlines() if row in printed] == printed

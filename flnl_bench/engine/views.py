@@ -138,7 +138,8 @@ class Views:
         return self._normalise(self._cut_out(images, draw.cutout).float())
 
     def _normalise(self, images: Tensor) -> Tensor:
-        return images.sub_(self._mean).mul_(self._scale)
+        # The same images in double precision, where a user compares codes with torch's default at float64.
+        return images.sub_(self._mean).mul_(self._scale).to(torch.get_default_dtype())
 
     def _centre(self, images: Tensor) -> Tensor:
         size = self.augmentation.size

@@ -115,7 +115,7 @@ class FedELC(Method):
         if not client.inbox.get("noisy", False):
             client.scratch["adjustment"] = log_prior(client.state["counts"])
             return
-        given = F.one_hot(client.y, client.terms.classes).float()
+        given = F.one_hot(client.y, client.terms.classes).to(torch.get_default_dtype())
         # A copy: what is kept changes only if the training ends well.
         client.scratch.update(given=given, labels=client.state.get("labels", self.scale * given).clone())
 

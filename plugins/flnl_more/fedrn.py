@@ -131,7 +131,7 @@ class FedRN(Method):
         sure = np.flatnonzero(chosen(own, self.threshold))  # D⁰
         votes = [own]
         for weights in client.inbox["neighbours"]:
-            net = client.bind({name: w.float() for name, w in weights.items()})
+            net = client.bind({name: w.to(torch.get_default_dtype()) for name, w in weights.items()})
             votes.append(posterior(client, *self.tuned(net, sure, client)))
         q = weighted(votes, client.inbox["scores"])
         client.state.update(clean_probability=q, clean=chosen(q, self.threshold))
@@ -216,7 +216,7 @@ def scaled(values: Sequence[float]) -> np.ndarray:
 def image_of_noise(client: Client) -> Tensor:
     """One image of standard normal noise, the same for all clients and rounds."""
     draws = np.random.default_rng(client.inbox["seed"]).standard_normal((1, *client.image_shape))
-    return torch.from_numpy(draws.astype(np.float32)).to(client.y.device)
+    return torch.from_numpy(draws).to(client.y.device, torch.get_default_dtype())
 
 
 # -- judging -------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class JointOpt(Method):
         length = history_length(self.history, 3, begin, client.terms)
         return {
             "given": client.y.clone(),
-            "labels": F.one_hot(client.y, classes).float(),
+            "labels": F.one_hot(client.y, classes).to(torch.get_default_dtype()),
             "outputs": torch.zeros(size, length, classes, device=device),
             "seen": torch.zeros(size, dtype=torch.int64, device=device),
             "renewed": False,

@@ -1,0 +1,27 @@
+"""All methods in double precision, in which codes are compared: torch's default decides."""
+
+import pytest
+import torch
+
+from flnl_bench.registry import default_registry
+from flnl_bench.testing import play, toy_engine
+
+NAMES = default_registry().names()
+
+
+@pytest.fixture(autouse=True)
+def double():
+    """Torch's default at float64, and back again."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedgr/released", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)]
+)
+def test_a_method_computes_in_the_default_precision_of_torch(name):
+    engine = toy_engine(default_registry().make(name, {}, {}))
+    play(engine, 6)  # beyond the warm-up of all methods
+    assert {w.dtype for w in engine.server.weights.values() if w.is_floating_point()} == {torch.float64}
+    assert all(torch.isfinite(w).all() for w in engine.server.weights.values())
