@@ -131,6 +131,15 @@ def test_pruning_costs_one_look_at_every_sample():
     ]
 
 
+def test_a_model_that_is_unsure_prunes_everything_and_learns_nothing():
+    # Why gce/truncated fails where 40 % of the rounds have not made a model sure of most labels.
+    engine = toy_engine(GCE(truncate=0.5, truncate_from=0.0), weight_decay=0.0)
+    engine.server.weights["head.weight"].mul_(0.1)  # no p_y is above 1/2
+    before = {name: w.clone() for name, w in engine.server.weights.items()}
+    play(engine, 1)
+    assert torch.allclose(engine.server.weights["head.weight"], before["head.weight"], atol=1e-7)
+
+
 # -- ELR -----------------------------------------------------------------------------------------------
 def test_early_learning_regularisation_by_hand():
     state, method = {"target": torch.zeros(1, 3)}, ELR(memory=0.7, weight=3.0)
