@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -182,14 +183,37 @@ def test_data_cannot_end_its_script_and_reads_as_before():
 # -- files -------------------------------------------------------------------------------------------
 def test_a_report_is_replaced_as_a_whole_and_anything_else_is_left_alone(site, tmp_path):
     runs = site.parent / "runs"
-    (site / "old.html").touch()
+    (site / "runs" / "old.html").touch()
     assert flnl("report", runs, "-o", site).code == 0
-    assert not (site / "old.html").exists()
+    assert not (site / "runs" / "old.html").exists()
     (tmp_path / "thesis.txt").touch()
     done = flnl("report", runs, "-o", tmp_path)
     assert (done.code, "holds something else than a report" in done.errors[-1]) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert sorted(path.name for path in site.parent.iterdir()) == ["runs", "site"]
+
+
+@pytest.mark.parametrize("name", ["NOTES.md", ".git/config", "runs/mine.txt", "data/mine/x.js"])
+def test_files_of_the_user_in_a_report_keep_it_from_being_replaced(site, name):
+    mine = site / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    done = flnl("report", site.parent / "runs", "-o", site)
+    assert (done.code, "holds something else than a report" in done.errors[-1]) == (2, True)
+    assert mine.read_text() == "mine"
+    shutil.rmtree(mine.parent) if mine.parent.name in (".git", "mine") else mine.unlink()
+
+
+def test_a_link_to_a_report_stays_a_link_and_the_current_folder_stays(site, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert flnl("report", site.parent / "runs", "-o", tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "index.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    monkeypatch.chdir(tmp_path / "real")
+    done = flnl("report", site.parent / "runs", "-o", ".")
+    assert (done.code, "is where you are" in done.errors[-1]) == (2, True)
 
 
 @pytest.mark.parametrize(("where", "told"), [("no/site", "there is no folder"), ("file", "is a file")])

@@ -63,11 +63,16 @@ def test_a_tracker_sees_the_start_every_round_and_the_end(tmp_path, diary):
     assert events(done.json["run_dir"]) == ["start 0 4", "round 0", "round 1", "round 2", "end done 3"]
 
 
-def test_a_tracker_changes_neither_the_folder_nor_the_numbers(tmp_path, diary):
-    watched = flnl(*tiny(tmp_path / "a", *diary())).json["run_dir"]
-    alone = flnl(*tiny(tmp_path / "b", "--json")).json["run_dir"]
-    assert Path(watched).relative_to(tmp_path / "a") == Path(alone).relative_to(tmp_path / "b")
-    assert rounds_of(watched) == rounds_of(alone)
+@pytest.mark.parametrize(
+    "change", ["pass", "row['accuracy'] = 99.0", "row.clear()", "row['clients'].clear()"]
+)
+def test_a_tracker_changes_neither_the_folder_nor_the_numbers(tmp_path, diary, change):
+    watched = flnl(*tiny(tmp_path / "a", *diary(change))).json
+    alone = flnl(*tiny(tmp_path / "b", "--json")).json
+    folders = (Path(watched["run_dir"]), Path(alone["run_dir"]))
+    assert folders[0].relative_to(tmp_path / "a") == folders[1].relative_to(tmp_path / "b")
+    assert rounds_of(folders[0]) == rounds_of(folders[1])
+    assert watched["last10"] == alone["last10"]
 
 
 def test_a_run_that_goes_on_tells_what_was_before_and_fresh_forgets_it(tmp_path, diary, monkeypatch):

@@ -29,9 +29,17 @@ from flnl_bench.text import lines
 if TYPE_CHECKING:
     import jinja2
 
+STATIC = files("flnl_bench.report") / "static"
 GENERATOR = "flnl-bench report"  # in every page: such a folder may be replaced
 DOWNLOADS = {"last10": "Last-10 accuracy", "best": "Best accuracy", COST: "Cost"}
 ENDINGS = ("csv", "md", "latex", "json")
+PAGES = ("index.html", "compare.html", "cost.html")
+FOLDERS = {  # with the endings of their files
+    "methods": (".html",),
+    "runs": (".html",),
+    "data": (".js",),
+    "tables": tuple(FORMATS[name].ending for name in ENDINGS),
+}
 
 
 def write_report(folder: str | os.PathLike[str], site: str | os.PathLike[str]) -> Path:
@@ -39,7 +47,7 @@ def write_report(folder: str | os.PathLike[str], site: str | os.PathLike[str]) -
 
     A site that is there already is replaced as a whole; any other folder with files in it is refused.
     """
-    folder, site = Path(folder), Path(site)
+    folder, site = Path(folder), Path(site).resolve()  # the folder behind a link, not the link
     check_folder(folder)
     check_site(site)
     found = read_records(folder)
@@ -58,14 +66,25 @@ def write_report(folder: str | os.PathLike[str], site: str | os.PathLike[str]) -
 
 def check_site(site: Path) -> None:
     """Refuse a place that cannot be written to, or that holds anything but a report."""
-    if not site.absolute().parent.is_dir():
-        raise BadInput(f"there is no folder {site.absolute().parent} to make {site.name} in")
-    if site.is_dir() and any(site.iterdir()):
-        index = site / "index.html"
-        if not index.is_file() or GENERATOR.encode() not in index.read_bytes()[:2000]:
-            raise BadInput(f"{site} holds something else than a report; choose another folder")
-    elif site.exists() and not site.is_dir():
+    if not site.parent.is_dir():
+        raise BadInput(f"there is no folder {site.parent} to make {site.name} in")
+    if site.exists() and not site.is_dir():
         raise BadInput(f"{site} is a file; a report is a folder")
+    if Path.cwd().is_relative_to(site):
+        raise BadInput(f"{site} is where you are, and would be replaced; choose a folder in it, as in site")
+    foreign = next((path for path in sorted(site.rglob("*")) if not _ours(path.relative_to(site))), None)
+    index = site / "index.html"
+    if foreign is None and index.is_file() and GENERATOR.encode() not in index.read_bytes()[:2000]:
+        foreign = index
+    if foreign is not None:
+        raise BadInput(f"{site} holds something else than a report ({foreign.name}); choose another folder")
+
+
+def _ours(path: Path) -> bool:
+    """Whether a report may have such a file or folder."""
+    if len(path.parts) == 1:
+        return path.name in (*PAGES, *FOLDERS) or (STATIC / path.name).is_file()
+    return len(path.parts) == 2 and path.suffix in FOLDERS.get(path.parts[0], ())
 
 
 def _replace(site: Path, made: Path) -> None:
@@ -118,7 +137,7 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
         text = environment.get_template(template).render(above=above, report=report, **values)
         (site / path).write_text(text, encoding="utf-8")
 
-    for name in ("methods", "runs", "data", "tables"):
+    for name in FOLDERS:
         (site / name).mkdir()
     _copy_static(site)
     page("index.html", "index.html", board=report.board(), downloads=_downloads(report, site))
@@ -144,7 +163,7 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
 
 
 def _copy_static(site: Path) -> None:
-    for file in (files("flnl_bench.report") / "static").iterdir():
+    for file in STATIC.iterdir():
         (site / file.name).write_bytes(file.read_bytes())
 
 

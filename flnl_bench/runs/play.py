@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +133,7 @@ class Run:
         probe, keeper = Probe(self.scenario), self._keeper(rounds)
         tracking = Tracking(self.trackers, self.tell)
         for row in rounds:
-            progress(row)
+            progress(copy.deepcopy(row))  # a caller may keep it, and change it
         telling = False
         try:
             tracking.start(self.config, folder.path / "trackers", rounds)
@@ -146,7 +147,7 @@ class Run:
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
                 tracking.round(row)
                 telling = True
-                progress(row)
+                progress(copy.deepcopy(row))
                 telling = False
             claim.check()
             if keeper:

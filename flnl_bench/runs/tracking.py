@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ def warn(text: str) -> None:
 
 
 class Tracking:
-    """Hands events to trackers; one that fails is told of once and given up."""
+    """Hands copies of all that happens to trackers; one that fails is told of once and given up."""
 
     def __init__(self, names: Sequence[str], tell: Tell) -> None:
         """Make the trackers of these names; nothing is opened yet."""
@@ -37,19 +38,19 @@ class Tracking:
         for name, tracker in list(self.active.items()):
             with self._net(name, "start"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
-                tracker.start(TrackedRun(config, folder / name, tuple(rounds)))
+                tracker.start(copy.deepcopy(TrackedRun(config, folder / name, tuple(rounds))))
 
     def round(self, row: Mapping[str, Any]) -> None:
         """A round is finished."""
         for name, tracker in list(self.active.items()):
             with self._net(name, "round"):
-                tracker.round(row)
+                tracker.round(copy.deepcopy(row))
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         """The run is over, or stops here for now."""
         for name, tracker in list(self.active.items()):
             with self._net(name, "end"):
-                tracker.end(status, summary)
+                tracker.end(status, copy.deepcopy(summary))
 
     @contextlib.contextmanager
     def _net(self, name: str, event: str) -> Any:
