@@ -29,9 +29,9 @@ def use_files(files: Iterable[Path]) -> None:
     """Add plugin files to those of this process and of the processes that it will start."""
     files = [file.expanduser().absolute() for file in files]
     for file in files:
-        if not file.is_file():
+        if not file.exists():
             raise BadInput(f"plugin {file}: there is no such file")
-        if file.suffix != ".py" or os.pathsep in str(file):
+        if not file.is_file() or file.suffix != ".py" or os.pathsep in str(file):
             raise BadInput(f"plugin {file}: expected a Python file, as in mine.py")
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(map(str, [*files_in_use(), *files])))
 
@@ -54,7 +54,7 @@ def import_file(file: Path) -> ModuleType:
         raise BadInput(f"{first} is a plugin of the same name; rename one of them")
     if known and known.__file__ == str(file) and loaded_digest(file) == digest(content):
         return known
-    check_api(wanted_api(content))
+    check_api(wanted_api(content, str(file)))
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -85,9 +85,9 @@ def module_name(file: Path) -> str:
 
 
 # -- the version of the API --------------------------------------------------------------------------
-def wanted_api(content: bytes) -> object:
+def wanted_api(content: bytes, file: str) -> object:
     """What a file says about the version of the API, without running it; 1 if it says nothing."""
-    for node in ast.parse(content).body:
+    for node in ast.parse(content, file).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(target, ast.Name) and target.id == WANTED for target in targets):
             assert isinstance(node, ast.Assign)

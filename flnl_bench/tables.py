@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -255,7 +256,7 @@ def _loaded(entry: EntryPoint) -> object:
     except Exception:
         # It may have failed because it asked for something newer; that says more than an ImportError.
         if content := _content(entry):
-            plugin_files.check_api(plugin_files.wanted_api(content))
+            plugin_files.check_api(plugin_files.wanted_api(content, entry.value))
         raise
     plugin_files.check_api(getattr(plugin, plugin_files.WANTED, 1))
     return plugin
@@ -329,11 +330,29 @@ def _installed(variable: str) -> Plugins:
     return Plugins(plugin_files.files_in_use())
 
 
+def use_plugin_files(files: Iterable[Path]) -> None:
+    """Add plugin files to this process and those that it starts; they are read when they are asked."""
+    plugin_files.use_files(files)
+    _installed.cache_clear()
+
+
 def load_plugin(file: str | os.PathLike[str]) -> None:
     """Use what a Python file adds, in this process and in those that it starts; read anew if it has changed.
 
     Args:
-        file: defines methods, or other kinds, or implements the hooks of a plugin.
+        file: defines methods, or other kinds, or implements the hooks of a plugin. One that cannot be read is
+            refused and forgotten; of entries that cannot be used, a warning tells.
     """
-    plugin_files.use_files([Path(file)])
-    _installed.cache_clear()
+    from flnl_bench.registry import default_registry
+
+    before = os.environ.get(plugin_files.VARIABLE, "")
+    use_plugin_files([Path(file)])
+    registry, place = default_registry(), Path(file).expanduser().absolute()
+    plugin = next(name for name, source in registry.sources.items() if source.file == place)
+    if plugin in registry.failed:
+        os.environ[plugin_files.VARIABLE] = before
+        _installed.cache_clear()
+        raise BadInput(f"plugin {place}: {registry.failed[plugin]}")
+    for problem in registry.problems:
+        if problem.startswith(f"plugin {plugin!r}"):
+            warnings.warn(problem, stacklevel=2)

@@ -82,6 +82,25 @@ def test_a_notebook_loads_a_file_and_again_after_an_edit(tmp_path, write):
     assert fb.run("mine", "clean", **small).config.hyperparameters == {"scale": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("def :", "mine.py, line 1"), ("1 / 0", "ZeroDivisionError"), ("raise SystemExit(3)", "SystemExit")],
+)
+def test_a_notebook_is_told_of_a_file_that_cannot_be_loaded_and_it_is_forgotten(write, text, told):
+    with pytest.raises(fb.BadInput, match=told):
+        fb.load_plugin(write(text))
+    assert plugin_files.files_in_use() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("x = 1", "offers nothing"), (METHOD.format(scale=1.0).replace('"mine"', '"fedavg"'), "already there")],
+)
+def test_a_notebook_is_warned_of_what_cannot_be_used(write, text, told):
+    with pytest.warns(UserWarning, match=told):
+        fb.load_plugin(write(text))
+
+
 def test_entries_of_other_kinds_need_no_hook_either(write):
     found = flnl("list", "--plugin", write(OTHERS), "--json").json
     assert {row["plugin"] for row in found["models"] if row["name"] == "flat"} == {"mine"}
@@ -209,11 +228,14 @@ def test_a_method_that_gives_nan_is_told(tmp_path, write):
     assert "flnl-bench: warning: mine: the loss is not finite from round 1 on" in done.errors
 
 
-@pytest.mark.parametrize("name", ["nowhere.py", "folder"])
-def test_a_file_that_is_not_there_is_refused(tmp_path, write, name):
+@pytest.mark.parametrize(
+    ("name", "told"), [("nowhere.py", "there is no such file"), ("folder.py", "expected a Python file")]
+)
+def test_a_file_that_is_not_there_is_refused(tmp_path, write, name, told):
+    (tmp_path / "folder.py").mkdir()
     done = flnl("list", "--plugin", tmp_path / name)
     assert (done.code, len(done.errors)) == (2, 1)
-    assert "there is no such file" in done.errors[0]
+    assert told in done.errors[0]
 
 
 def test_two_files_of_one_name_are_told(tmp_path, write):

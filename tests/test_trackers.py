@@ -121,6 +121,19 @@ def test_a_tracker_that_is_unknown_or_lacks_its_package_is_refused_before_the_ru
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("requires", "told"),
+    [("'nowhere.inside'", "needs nowhere.inside"), ("('nowhere',)", "requires must be the name of a module")],
+)
+def test_what_a_tracker_requires_may_be_odd(tmp_path, diary, requires, told):
+    options = diary()
+    file = Path(options[1])
+    file.write_text(file.read_text().replace('help = "', f'requires = {requires}\n    help = "'))
+    done = flnl(*tiny(tmp_path / "runs", *options))
+    assert done.code == 2
+    assert any(told in line for line in done.errors)
+
+
 def test_a_package_that_vanishes_on_a_worker_is_only_told(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = []

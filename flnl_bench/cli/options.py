@@ -97,10 +97,10 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
 
 def use_plugins(files: list[Path] | None) -> None:
     """Make known what the files of --plugin add."""
-    from flnl_bench.tables import load_plugin
+    if files:
+        from flnl_bench.tables import use_plugin_files
 
-    for file in files or ():
-        load_plugin(file)
+        use_plugin_files(files)
 
 
 def parse_training(changes: list[str], asked: Mapping[str, object]) -> dict[str, Any]:

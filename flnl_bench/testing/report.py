@@ -255,7 +255,7 @@ def _outcome(check: Check, subject: Any) -> tuple[str, str]:
         return "skipped", str(reason)
     except (AssertionError, BadInput, BrokenContract, MissingData) as error:
         return "failed", " ".join(str(error).split()) or one_line(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = "".join(traceback.format_exception(error))
         return "failed", f"{one_line(error)} ({place_in(frames, _home(subject))})"
     return "passed", ""

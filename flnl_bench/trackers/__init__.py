@@ -17,15 +17,24 @@ def check_tracker(entry: object) -> None:
     if not (isinstance(entry, type) and issubclass(entry, Tracker) and hasattr(entry, "name")):
         raise BadInput(f"{entry!r} is not a Tracker class with a name")
     check_name(entry.__name__, entry.name, getattr(entry, "help", None))
+    if not isinstance(entry.requires, str):
+        raise BadInput(f"{entry.__name__}.requires must be the name of a module, not {entry.requires!r}")
 
 
 def find_tracker(name: str) -> type[Tracker]:
     """The tracker of this name, if all that it needs is installed."""
     tracker = TRACKERS.find(name)
-    if tracker.requires and importlib.util.find_spec(tracker.requires) is None:
+    if tracker.requires and not _is_there(tracker.requires):
         own = f"pip install 'flnl-bench[{name}]'" if name in TRACKERS else f"pip install {tracker.requires}"
         raise BadInput(f"tracker {name!r} needs {tracker.requires}: {own}")
     return tracker
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
 
 
 TRACKERS: Table[type[Tracker]] = Table(
