@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
     from flnl_bench.models import ModelKind as ModelKind
     from flnl_bench.plugin_files import API_VERSION as API_VERSION
+    from flnl_bench.registry import load_plugin as load_plugin
     from flnl_bench.report.site import write_report as write_report
     from flnl_bench.runs.library import make_scenario as make_scenario
     from flnl_bench.runs.library import run as run
@@ -56,7 +57,6 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.suite.library import SuiteResult as SuiteResult
     from flnl_bench.suite.library import run_suite as run_suite
     from flnl_bench.tables import hookimpl as hookimpl
-    from flnl_bench.tables import load_plugin as load_plugin
     from flnl_bench.trackers import TrackedRun as TrackedRun
     from flnl_bench.trackers import Tracker as Tracker
 
@@ -85,8 +85,9 @@ _NAMES = {
     "flnl_bench.leaderboards.frames": ("Results", "leaderboard", "load_results"),
     "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
     "flnl_bench.models": ("ModelKind",),
-    "flnl_bench.report.site": ("write_report",),
     "flnl_bench.plugin_files": ("API_VERSION",),
+    "flnl_bench.registry": ("load_plugin",),
+    "flnl_bench.report.site": ("write_report",),
     "flnl_bench.runs.library": ("make_scenario", "run", "run_seeds"),
     "flnl_bench.runs.result": ("RunResult",),
     "flnl_bench.runs.saved": ("SavedModel", "load_model"),
@@ -100,7 +101,7 @@ _NAMES = {
         "Setting",
     ),
     "flnl_bench.suite.library": ("SuiteResult", "run_suite"),
-    "flnl_bench.tables": ("hookimpl", "load_plugin"),
+    "flnl_bench.tables": ("hookimpl",),
     "flnl_bench.trackers": ("TrackedRun", "Tracker"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -14,8 +14,9 @@ import re
 import shutil
 import stat
 import tomllib
+import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
 
@@ -36,18 +37,24 @@ PART = re.compile(r"\.(\d{1,9})\.part$")  # the end of an unfinished file's name
 # -- writing -----------------------------------------------------------------------------------------
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write beside and rename, so that a reader, or whoever comes after a kill, finds the old or the new."""
-    sweep_parts(path.parent, path.name)
-    partial = partial_of(path)
-    try:
+    with replacing(path) as partial:
         write_new(partial, content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`; an error speaks of that."""
+    sweep_parts(path.parent, path.name)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield partial
         os.replace(partial, path)
+    except OSError as error:
+        if error.filename == str(partial):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         partial.unlink(missing_ok=True)
-
-
-def partial_of(path: Path) -> Path:
-    """Where this process writes what becomes `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def sweep_parts(folder: Path, name: str = "") -> None:
@@ -248,7 +255,8 @@ def read_array(path: Path, where: str) -> np.ndarray:
         with open_file(path, follow=True) as file:
             if path.suffix == ".npy":
                 return np.load(file, allow_pickle=False)
-            return np.loadtxt(file, delimiter="," if path.suffix == ".csv" else None)
+            with warnings.catch_warnings(action="ignore"):  # of an empty file, whose shape tells
+                return np.loadtxt(file, delimiter="," if path.suffix == ".csv" else None)
     except FileNotFoundError:
         raise BadInput(f"{where}: there is no file {path}") from None
     except BadInput as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -62,7 +63,8 @@ def import_file(file: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         # Not by the loader, which may take an older compiled version of a file that was just edited.
-        exec(compile(content, str(file), "exec"), module.__dict__)
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result
+            exec(compile(content, str(file), "exec"), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise

@@ -160,6 +160,8 @@ def _main_hidden(hidden: bool) -> Iterator[None]:
 
 
 def _serve(connection: Connection) -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # None if it was closed
             setattr(sys, name, Lossy(stream))

@@ -6,15 +6,19 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
+from flnl_bench import plugin_files
 from flnl_bench.errors import BadInput, one_line, unknown
-from flnl_bench.tables import METHODS_HOOK, Plugins, Source, Table, installed
+from flnl_bench.tables import METHODS_HOOK, Plugins, Source, Table, installed, use_plugin_files
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -129,6 +133,25 @@ def default_registry() -> Registry:
 @functools.lru_cache(maxsize=1)
 def _registry_of(plugins: Plugins) -> Registry:
     return load_registry(plugins)
+
+
+def load_plugin(file: str | os.PathLike[str]) -> None:
+    """Use what a Python file adds, in this process and in those that it starts; read anew if it has changed.
+
+    Args:
+        file: defines methods, or other kinds, or implements the hooks of a plugin. One that cannot be read is
+            refused and forgotten; of entries that cannot be used, a warning tells.
+    """
+    before = os.environ.get(plugin_files.VARIABLE, "")
+    use_plugin_files([Path(file)])
+    registry, place = default_registry(), Path(file).expanduser().absolute()
+    plugin = next(name for name, source in registry.sources.items() if source.file == place)
+    if plugin in registry.failed:
+        os.environ[plugin_files.VARIABLE] = before
+        raise BadInput(f"plugin {place}: {registry.failed[plugin]}")
+    for problem in registry.problems:
+        if problem.startswith(f"plugin {plugin!r}"):
+            warnings.warn(problem, stacklevel=2)
 
 
 # -- hyper-parameters on the command line -----------------------------------------------------------

@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -168,8 +167,12 @@ def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """What the function of an entry gives; an error that it did not mean for users names it and the line."""
     try:
         return function(*arguments)
-    except (BadInput, MissingData, BrokenContract, OSError):
+    except (BadInput, MissingData, BrokenContract):
         raise
+    except OSError as error:
+        if error.filename:  # what could not be read is told by its name
+            raise
+        raise BadInput(f"{what}: {one_line(error)}") from error
     except Exception as error:
         home = getattr(getattr(function, "__code__", None), "co_filename", "")
         place = place_in(traceback.format_exc(), home)
@@ -334,25 +337,3 @@ def use_plugin_files(files: Iterable[Path]) -> None:
     """Add plugin files to this process and those that it starts; they are read when they are asked."""
     plugin_files.use_files(files)
     _installed.cache_clear()
-
-
-def load_plugin(file: str | os.PathLike[str]) -> None:
-    """Use what a Python file adds, in this process and in those that it starts; read anew if it has changed.
-
-    Args:
-        file: defines methods, or other kinds, or implements the hooks of a plugin. One that cannot be read is
-            refused and forgotten; of entries that cannot be used, a warning tells.
-    """
-    from flnl_bench.registry import default_registry
-
-    before = os.environ.get(plugin_files.VARIABLE, "")
-    use_plugin_files([Path(file)])
-    registry, place = default_registry(), Path(file).expanduser().absolute()
-    plugin = next(name for name, source in registry.sources.items() if source.file == place)
-    if plugin in registry.failed:
-        os.environ[plugin_files.VARIABLE] = before
-        _installed.cache_clear()
-        raise BadInput(f"plugin {place}: {registry.failed[plugin]}")
-    for problem in registry.problems:
-        if problem.startswith(f"plugin {plugin!r}"):
-            warnings.warn(problem, stacklevel=2)

@@ -203,3 +203,56 @@ def test_show_shows_what_is_whole_of_a_torn_line(copy):
     text = (copy / "rounds.jsonl").read_text()
     (copy / "rounds.jsonl").write_text(text[:-30])
     assert len(json.loads(flnl("show", copy, "--json").out)["rounds"]) == 2
+
+
+@pytest.mark.filterwarnings("default:fedcorr:UserWarning")
+def test_a_warning_of_a_method_is_one_line(tmp_path):
+    done = flnl(*tiny(tmp_path / "runs", method="fedcorr"))
+    assert done.code == 0
+    (line,) = [line for line in done.errors if "rounds leave" in line]
+    assert line.startswith("flnl-bench: warning: fedcorr: 3 rounds leave ")
+    assert not any("stacklevel" in line or "UserWarning" in line for line in done.errors)
+
+
+def test_an_empty_matrix_is_one_line(tmp_path):
+    (tmp_path / "empty.csv").touch()
+    done = flnl("scenario", "show", "--clients", 4, "--setting", f"matrix-1.0,file={tmp_path / 'empty.csv'}")
+    assert (done.code, len(done.errors)) == (2, 1)
+
+
+def test_a_folder_that_is_given_must_be_there_with_published_runs_too(tmp_path):
+    done = flnl("leaderboard", tmp_path / "nowhere", "--with-published")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert "nowhere" in done.errors[0]
+
+
+def test_a_file_that_cannot_be_written_is_told_by_its_name(tmp_path):
+    flnl(*tiny(tmp_path / "runs"))
+    done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "no" / "x.zip")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert ".part" not in done.errors[0]
+    assert str(tmp_path / "no" / "x.zip") in done.errors[0]
+
+
+def test_show_preset_asks_which():
+    done = flnl("show", "preset")
+    assert (done.code, done.errors) == (
+        2,
+        ["flnl-bench: which preset? As in `flnl-bench show preset quick`; `list presets` shows all"],
+    )
+
+
+def test_runs_of_another_folder_are_shown_by_their_folder(tmp_path):
+    flnl(*tiny(tmp_path / "runs"))
+    assert "takes their folders" in flnl("list", "runs", "--runs", tmp_path / "runs").errors[-1]
+
+
+def test_a_disk_that_fails_in_the_data_set_of_a_plugin_is_told_with_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLNL_PLUGINS", str(tmp_path / "mine.py"))
+    (tmp_path / "mine.py").write_text(
+        "from flnl_bench import DatasetKind\n"
+        "def load(folder, progress):\n    raise OSError('disk gone')\n"
+        "ENTRY = DatasetKind('gone', 'never there', load)\n"
+    )
+    done = flnl(*tiny(tmp_path / "runs", "--dataset", "gone"))
+    assert (done.code, done.errors[-1]) == (2, "flnl-bench: data set 'gone': OSError: disk gone")

@@ -168,7 +168,9 @@ def test_a_method_that_asks_for_true_labels_is_told_that_there_are_none(tmp_path
 
 
 def test_a_method_that_ends_the_program_has_failed(tmp_path):
-    text = PEEKS.split("    def loss")[0] + "    def upload(self, model, client):\n        raise SystemExit(0)\n"
+    text = (
+        PEEKS.split("    def loss")[0] + "    def upload(self, model, client):\n        raise SystemExit(0)\n"
+    )
     (tmp_path / "mine.py").write_text(text)
     checks = examine_file(tmp_path / "mine.py")
     assert checks["plays"]["status"] == "failed"

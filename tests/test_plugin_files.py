@@ -270,3 +270,13 @@ def test_pdb_starts_where_the_method_failed(tmp_path, write, monkeypatch):
     monkeypatch.setattr("pdb.post_mortem", enter)
     flnl(*tiny(tmp_path / "runs", "--plugin", write(text), "--pdb", method="mine"))
     assert frames == ["loss"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_plugin_prints_is_no_result(tmp_path, write, workers, capfd):
+    text = METHOD.format(scale=1.0).replace("        return", "        print('a loss')\n        return")
+    file = write(f"print('imported')\n{text}")
+    done = flnl(*tiny(tmp_path / "runs", "--plugin", file, "--json", "--workers", workers, method="mine"))
+    assert done.json["method"] == "mine"  # the one document on stdout
+    assert "imported" in done.errors
+    assert "a loss" in [*done.errors, *capfd.readouterr().err.splitlines()]

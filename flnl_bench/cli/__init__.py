@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -68,7 +69,8 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit: 0 done, 1 failed, 2 bad input, 3 data missing, 130 interrupted."""
-    with terminate_as_interrupt(), standard_streams() as out:
+    with terminate_as_interrupt(), standard_streams() as out, warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: note(f"warning: {' '.join(str(message).split())}")
         code = _execute(arguments)
         out.flush()
         if out.error and not isinstance(out.error, BrokenPipeError):  # not `| head`, which wants no more
@@ -93,7 +95,8 @@ def _execute(arguments: Sequence[str] | None) -> int:
     except typer.TyperException as error:
         return _fail(BAD_INPUT, usage_line(error))
     except OSError as error:
-        return _fail(BAD_INPUT, f"{error.strerror or error}: {error.filename or 'no file name'}")
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(BAD_INPUT, f"{error.strerror or one_line(error)}{where}")
     return _fail(INTERRUPTED, "interrupted") if code == INTERRUPTED else int(code or 0)
 
 

@@ -62,6 +62,8 @@ def leaderboard(
         raise BadInput(f"--json and --format {kind} are both given; use one of them")
     chosen = choose_format("json" if as_json else kind, output)
     check_metric(metric)
+    if folder != RUNS:  # a name that was given and is wrong; without one, there need be no own runs
+        frames.check_folder(folder)
     results = frames.load_results(folder, with_published=with_published)
     warn_files(results.problems)
     note_unfinished(Counter(results.unfinished.values()), "counted")

@@ -266,7 +266,14 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
         status = f"{run.status}: {run.error}" if run.error else run.status
         made.add_row(run.run_dir[-HASH:], run.method, where, str(run.seed), *numbers, status)
     stdout().print(made)
-    note(f"{len(left)} of {len(runs)} runs below {folder}; `flnl-bench show` takes the first column")
+    note(f"{len(left)} of {len(runs)} runs below {folder}; {_how(folder)}")
+
+
+def _how(folder: Path) -> str:
+    """How to look at one of the runs that are listed: only below results/runs is the end of a name enough."""
+    if folder == RUNS:
+        return "`flnl-bench show` takes the first column"
+    return "`flnl-bench show` takes their folders, which --json has"
 
 
 def print_rows(kind: str, rows: Rows) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,9 +123,9 @@ def run(
     use_plugins(asked.pop("plugin", None))
     first = next(Path(asked.get("out") or RUNS).rglob("run.json"), None) is None
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
-    runs = prepare(chosen or [1], asked)
     try:
-        results = [play(each, fresh) for each in runs]
+        with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
+            results = [play(each, fresh) for each in prepare(chosen or [1], asked)]
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise

@@ -80,6 +80,8 @@ def show(
 
     `show preset NAME --dataset D` shows the values that a preset gives to a data set and to methods there.
     """
+    if run == "preset" and preset is None and not Path(run).exists():
+        raise BadInput("which preset? As in `flnl-bench show preset quick`; `list presets` shows all")
     if run == "preset" and preset is not None:
         options.use_plugins(plugin)
         show_preset(preset, dataset or "digits", method, as_json)

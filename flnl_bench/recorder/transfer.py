@@ -21,11 +21,10 @@ from flnl_bench.files import (
     json_text,
     open_file,
     parse_json,
-    partial_of,
     read_file,
     refuse_links,
     replace_file,
-    sweep_parts,
+    replacing,
 )
 from flnl_bench.recorder.claim import Busy, claimed
 from flnl_bench.recorder.folder import (
@@ -57,15 +56,10 @@ def export_runs(folder: Path, file: Path) -> Exported:
     """Write all finished runs below a folder into a zip file."""
     found = read_records(folder)
     done = Exported(left_out=dict(found.problems), unfinished=Counter(found.unfinished.values()))
-    sweep_parts(file.parent, file.name)
-    partial = partial_of(file)
-    try:
+    with replacing(file) as partial:
         _write(partial, found, done)
         if not done.runs:
             raise BadInput(f"there is no finished run below {folder} to export")
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
     return done
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -108,8 +107,6 @@ def _serve(connection: Connection, gpu: str | None) -> None:
     """The life of a worker: runs come in, outcomes go out, until the pipe closes."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
     with terminate_as_interrupt(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         hear_termination()
         while True:
