@@ -32,7 +32,9 @@ def new(
     from flnl_bench.scaffold import KINDS, new_plugin
 
     made = new_plugin(name, kind, out)
-    print(f"made {made}: {', '.join(sorted(path.name for path in made.rglob('*') if path.is_file()))}")
+    print(
+        f"made {made}: {', '.join(sorted(str(p.relative_to(made)) for p in made.rglob('*') if p.is_file()))}"
+    )
     print(f"next  pip install -e {made}")
     print(f"      flnl-bench run {KINDS[kind][1].replace('NAME', name)}")
     print(f"      flnl-bench plugin check {name}")

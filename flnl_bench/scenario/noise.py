@@ -121,9 +121,10 @@ def labels_and_open(kind: str, client: NoisyClient) -> tuple[np.ndarray, np.ndar
     given, is_open = answer if isinstance(answer, tuple) else (answer, np.zeros(len(client.true), bool))
     given = np.asarray(given)
     rule = f"labels must give {len(client.true)} whole numbers from 0 to {client.classes - 1}"
-    expect(given.shape == client.true.shape and given.dtype.kind in "iu", who, rule, given)
+    fits = given.shape == client.true.shape and given.dtype.kind in "iu"
+    expect(fits, who, rule, f"{given.dtype} of the shape {list(given.shape)}")
     strange = given[(given < 0) | (given >= client.classes)]
-    expect(not strange.size, who, rule, f"{strange[:1]}")
+    expect(not strange.size, who, rule, ", ".join(map(str, strange[:1])))
     fits = is_open.shape == given.shape and is_open.dtype == bool
     expect(fits, who, f"whose images are replaced must be told by {len(given)} truth values", is_open)
     return given, is_open
