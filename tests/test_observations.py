@@ -130,6 +130,36 @@ def test_a_finished_case_is_found_and_a_torn_one_is_trained_again(seen):
     assert len(json.loads(file.read_text())["rows"]) == len(iid)
 
 
+def test_a_setting_with_the_path_of_a_file_has_a_file_of_its_own(tmp_path):
+    np.savetxt(tmp_path / "T.csv", np.full((10, 10), 0.1), delimiter=",")
+    setting = f"matrix-1.0,file={tmp_path / 'T.csv'}"
+    seen = observe_memorization(
+        partition="iid", setting=setting, out=tmp_path / "o", device="cpu", **SMALL | {"rounds": 1}
+    )
+    (file,) = (tmp_path / "o").glob("*.json")
+    assert file.name.startswith("digits-iid-matrix-1.0,file=_")
+    assert json.loads(file.read_text())["rows"] == [
+        {name: row[name] for name in ("model", "round", "client", "memorised", "accuracy")}
+        for row in seen.rows
+    ]
+
+
+@pytest.mark.parametrize("out", ["taken", "taken/o"])
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, out):
+    (tmp_path / "taken").write_text("mine")
+    played = []
+    with pytest.raises(fb.BadInput, match=f"cannot write to .*{out}: "):
+        observe_memorization(
+            partition="iid",
+            out=tmp_path / out,
+            device="cpu",
+            progress=lambda *told: played.append(told),
+            **SMALL,
+        )
+    assert not played
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_the_summary_is_over_the_last_ten_looks():
     about = {
         "case": "c",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,8 +84,9 @@ class Case:
         """The name of its file; the digits are over everything that changes a number."""
         values = {**asdict(self), "device": device, "every": every, "numbers": NUMBERS_VERSION}
         digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
-        setting = self.setting.replace(":", "_")
-        return f"{self.dataset.replace(':', '-').replace('/', '_')}-{self.partition}-{setting}-{digest}.json"
+        words = f"{self.dataset.replace(':', '-')}-{self.partition}-{self.setting}"
+        slug = re.sub(r"[^\w.,=+-]", "_", words, flags=re.ASCII)  # paths of files are in it
+        return f"{slug[:100]}-{digest}.json"
 
 
 def make_cases(preset: str, seeds: Iterable[int], asked: Mapping[str, Any]) -> list[Case]:

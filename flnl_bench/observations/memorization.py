@@ -27,7 +27,7 @@ from flnl_bench.engine.client import Call, Reply
 from flnl_bench.engine.devices import Devices, check_precision, choose_devices
 from flnl_bench.engine.engine import Engine, Executor
 from flnl_bench.errors import BadInput, require
-from flnl_bench.files import json_text, replace_file
+from flnl_bench.files import json_text, make_writable, replace_file
 from flnl_bench.observations.cases import AXES, Case, make_cases
 from flnl_bench.recorder.record import LAST
 from flnl_bench.runs.resolve import cached_dataset, generate
@@ -258,21 +258,29 @@ def observe_memorization(
         found = None if fresh else _read(path)
         if found is None:
             loaded = cached_dataset(case.dataset, None if data_dir is None else Path(data_dir), loading)
-            found = play_case(case, loaded, devices, every, progress or (lambda *_: None))
-            folder.mkdir(parents=True, exist_ok=True)
+            world = federate_case(case, loaded)
+            make_writable(folder)  # refused before training, but made for what can be trained only
+            found = play_case(case, loaded, world, devices, every, progress or (lambda *_: None))
             replace_file(path, json_text({"case": dataclasses.asdict(case), "rows": found}) + "\n")
         rows += [{"case": case.name, **case.axes, **row} for row in found]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_writable(folder)
     replace_file(folder / "memorization.csv", _as_csv(rows))
     return Observation(folder, rows)
 
 
-def play_case(case: Case, dataset: Dataset, devices: Devices, every: int, progress: Progress) -> list[Row]:
-    """The rows of one case: the same labels once at one place and once at the clients."""
+def federate_case(case: Case, dataset: Dataset) -> Scenario:
+    """The federation of a case."""
     if not dataset.truth_known:
         raise BadInput(f"the true labels of {dataset.name} are not known, so memorisation cannot be seen")
+    clients, samples = case.training.clients, case.training.samples
+    return generate(dataset, case.partition, case.setting, clients, case.seed, samples)
+
+
+def play_case(
+    case: Case, dataset: Dataset, federated: Scenario, devices: Devices, every: int, progress: Progress
+) -> list[Row]:
+    """The rows of one case: the same labels once at one place and once at the clients."""
     training = case.training
-    federated = generate(dataset, case.partition, case.setting, training.clients, case.seed, training.samples)
     share = max(1, int(training.fraction * training.clients + 1e-9)) / training.clients
     worlds = {
         Averaging(): (federated, training),
