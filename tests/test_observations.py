@@ -108,6 +108,17 @@ def test_the_global_model_is_that_of_a_run_of_fedavg(seen, tmp_path):
     assert frame.memorised.tolist() == result.rounds.diagnostics_memorised.tolist()
 
 
+def test_open_set_images_are_seen_as_in_a_run_and_count_as_wrong(tmp_path):
+    setting, one = "open-1.0,pool=classes:7+8+9", SMALL | {"rounds": 1}
+    seen = observe_memorization(
+        partition="iid", setting=setting, fraction=0.5, out=tmp_path / "o", device="cpu", **one
+    )
+    result = fb.run("fedavg", setting, fraction=0.5, lr=0.1, out=tmp_path / "r", device="cpu", **one)
+    frame = seen.frame.query("model == 'global'")
+    assert frame.accuracy.tolist() == result.rounds.accuracy.tolist()
+    assert frame.memorised.tolist() == result.rounds.diagnostics_memorised_open.tolist()
+
+
 def test_the_file_has_what_was_returned(seen):
     with open(seen.folder / CSV, newline="") as file:
         rows = list(csv.DictReader(file))

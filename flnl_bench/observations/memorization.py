@@ -31,7 +31,7 @@ from flnl_bench.files import json_text, make_writable, replace_file
 from flnl_bench.observations.cases import AXES, Case, make_cases
 from flnl_bench.recorder.record import LAST
 from flnl_bench.runs.resolve import cached_dataset, generate
-from flnl_bench.scenario import Scenario
+from flnl_bench.scenario import Scenario, dress, stage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -251,16 +251,19 @@ def observe_memorization(
     cases = make_cases(preset, seeds, {"dataset": dataset, **axes, **training})
     devices = choose_devices(device)
     check_precision(devices.server.type, cases[0].training.precision)
-    folder = Path(out).expanduser()
+    folder, data = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
     rows: list[Row] = []
     for case in cases:
         path = folder / case.file(devices.server.type, every)
         found = None if fresh else _read(path)
         if found is None:
-            loaded = cached_dataset(case.dataset, None if data_dir is None else Path(data_dir), loading)
+            loaded = cached_dataset(case.dataset, data, loading)
+            loaded = stage(loaded, case.setting, data, loading)
             world = federate_case(case, loaded)
             make_writable(folder)  # refused before training, but made for what can be trained only
-            found = play_case(case, loaded, world, devices, every, progress or (lambda *_: None))
+            found = play_case(
+                case, dress(loaded, world), world, devices, every, progress or (lambda *_: None)
+            )
             replace_file(path, json_text({"case": dataclasses.asdict(case), "rows": found}) + "\n")
         rows += [{"case": case.name, **case.axes, **row} for row in found]
     make_writable(folder)
