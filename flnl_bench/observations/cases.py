@@ -13,6 +13,7 @@ from typing import Any
 from flnl_bench.config import NUMBERS_VERSION, TRAINING, Training, training_changes
 from flnl_bench.data import dataset_name
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.runs.library import check_seed
 from flnl_bench.runs.presets import load_preset
 from flnl_bench.runs.resolve import protocol
 from flnl_bench.scenario import parse_partition, parse_setting
@@ -97,7 +98,12 @@ def make_cases(preset: str, seeds: Iterable[int], asked: Mapping[str, Any]) -> l
         raise unknown("option", name, {"dataset", *AXES, *TRAINING})
     given = {name: value for name, value in asked.items() if value is not None}
     grids = PRESETS[preset][:1] if given.keys() & {*AXES} else PRESETS[preset]
-    return [case for seed in seeds for grid in grids for case in _cases(preset, grid, given, seed)]
+    return [
+        case
+        for seed in map(check_seed, seeds)
+        for grid in grids
+        for case in _cases(preset, grid, given, seed)
+    ]
 
 
 def _cases(preset: str, grid: Mapping[str, Any], given: Mapping[str, Any], seed: int) -> list[Case]:

@@ -177,7 +177,7 @@ def make_scenario(
         split.name,
         noise.name,
         training.clients,
-        _seed(seed),
+        check_seed(seed),
         training.samples,
         changes.get("samples"),
     )
@@ -193,7 +193,7 @@ def prepare_seeds(seeds: Iterable[int], *, loading: LoadProgress | None = None, 
         options: whatever else `run` takes.
     """
     request = _request({name: plain(value) for name, value in options.items() if value is not None})
-    return [prepare(replace(request, seed=_seed(seed)), progress=loading) for seed in seeds]
+    return [prepare(replace(request, seed=check_seed(seed)), progress=loading) for seed in seeds]
 
 
 def finish(run: Run, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunResult:
@@ -265,9 +265,11 @@ def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:
     return None if path is None else Path(path).expanduser()
 
 
-def _seed(seed: int) -> int:
+def check_seed(seed: int) -> int:
+    """A seed as a number of Python, or an error."""
     seed = plain(seed)
-    require(type(seed) is int and seed >= 0, "seed", repr(seed), "a whole number from 0")
+    fits = type(seed) is int and 0 <= seed < 2**63
+    require(fits, "seed", repr(seed), "a whole number from 0 to 2^63 - 1")
     return seed
 
 
