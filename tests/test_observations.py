@@ -119,20 +119,25 @@ def test_open_set_images_are_seen_as_in_a_run_and_count_as_wrong(tmp_path):
     assert frame.memorised.tolist() == result.rounds.diagnostics_memorised_open.tolist()
 
 
+def _read_csv(folder):
+    with open(folder / CSV, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_file_has_what_was_returned(seen):
-    with open(seen.folder / CSV, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = _read_csv(seen.folder)
     assert [float(row["memorised"]) for row in rows] == seen.frame.memorised.tolist()
     assert [row["model"] for row in rows] == seen.frame.model.tolist()
 
 
 def test_a_finished_case_is_found_and_a_torn_one_is_trained_again(seen):
     options = {"partition": "iid", "setting": "sym-1.0:0.3-0.5", "fraction": 0.5, "device": "cpu", **SMALL}
-    played = []
+    played, before = [], _read_csv(seen.folder)
     again = observe_memorization(out=seen.folder, progress=lambda *told: played.append(told), **options)
     assert not played
     iid = [row for row in seen.rows if row["partition"] == "iid"]
     assert again.rows == iid
+    assert _read_csv(seen.folder) == [row for row in before if row["partition"] == "iid"]  # of this call
     (file,) = seen.folder.glob("digits-iid-*.json")
     file.write_text(file.read_text()[:100])
     again = observe_memorization(out=seen.folder, progress=lambda *told: played.append(told), **options)

@@ -239,7 +239,7 @@ def observe_memorization(
         every: look after every so many rounds, and after the last one.
         device: "auto", "cpu", "cuda" or "mps".
         data_dir: the folder of the data sets.
-        out: the folder of the data: a JSON file a case, and memorization.csv with all of them.
+        out: the folder of the data: a JSON file a case, and memorization.csv with those of this call.
         fresh: train again what is finished.
         progress: called as (what, round, rounds) after each round.
         loading: called as (what, done, total) while a large data set is decoded.
