@@ -146,6 +146,21 @@ def test_a_finished_case_is_found_and_a_torn_one_is_trained_again(seen):
     assert len(json.loads(file.read_text())["rows"]) == len(iid)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("memorised", "abc"), ("round", None), ("model", "other"), ("client", "x"), ("more", 1)],
+)
+def test_a_case_whose_rows_are_not_ours_is_trained_again(tmp_path, part, value):
+    options = {"partition": "iid", "out": tmp_path, "device": "cpu", **SMALL, "rounds": 1}
+    seen = observe_memorization(**options)
+    (file,) = tmp_path.glob("*.json")
+    content = json.loads(file.read_text())
+    content["rows"][0][part] = value
+    file.write_text(json.dumps(content))
+    assert observe_memorization(**options).rows == seen.rows
+    assert json.loads(file.read_text()) != content
+
+
 def test_a_setting_with_the_path_of_a_file_has_a_file_of_its_own(tmp_path):
     np.savetxt(tmp_path / "T.csv", np.full((10, 10), 0.1), delimiter=",")
     setting = f"matrix-1.0,file={tmp_path / 'T.csv'}"

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from flnl_bench.engine.client import Call, Reply
 from flnl_bench.engine.devices import Devices, check_precision, choose_devices
 from flnl_bench.engine.engine import Engine, Executor
 from flnl_bench.errors import BadInput, require
-from flnl_bench.files import json_text, make_writable, replace_file
+from flnl_bench.files import is_number, json_text, make_writable, parse_json, read_file, replace_file
 from flnl_bench.observations.cases import AXES, Case, make_cases
 from flnl_bench.recorder.record import LAST
 from flnl_bench.runs.resolve import cached_dataset, generate
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODELS = ("centralised", "global", "local")
-COLUMNS = ("case", "dataset", *AXES, "seed", "model", "round", "client", "memorised", "accuracy")
+MEASURED = ("model", "round", "client", "memorised", "accuracy")
+COLUMNS = ("case", "dataset", *AXES, "seed", *MEASURED)
 Progress = Callable[[str, int, int], None]  # what is trained, finished rounds, all rounds
 Row = dict[str, Any]
 
@@ -305,11 +305,23 @@ def play_case(
 
 
 def _read(path: Path) -> list[Row] | None:
-    """The rows of a finished case, or None."""
+    """The rows of a finished case; None if there are none, or not as we write them."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["rows"]
+        rows = parse_json(read_file(path))["rows"]
+        return rows if rows and all(map(_is_row, rows)) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _is_row(row: Row) -> bool:
+    numbers = [row["memorised"], row["accuracy"]]
+    return (
+        row.keys() == {*MEASURED}
+        and row["model"] in MODELS
+        and type(row["round"]) is int
+        and type(row["client"]) is (int if row["model"] == "local" else type(None))
+        and all(value is None or is_number(value) for value in numbers)
+    )
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
