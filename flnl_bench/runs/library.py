@@ -242,13 +242,9 @@ def _request(given: dict[str, Any]) -> Request:
         raise unknown("option", name, OPTIONS)
     require(isinstance(given.get("method"), str), "method", repr(given.get("method")), "a name")
     check_source(given)
-    for name in given.keys() & {"method", "setting", "dataset", "partition", "preset", "device"}:
-        require(isinstance(given[name], str), name, repr(given[name]), "a name")
+    check_kinds(given)
     for name in given.keys() & {*PATHS}:
         given[name] = _path(given[name], name)
-    workers = given.get("workers")
-    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
-    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
     changes = {name: as_set(value, f"set {name}") for name, value in given.pop("set", {}).items()}
     training = training_changes({name: given.pop(name) for name in TRAINING if name in given})
     devices = given.pop("devices", ())
@@ -256,6 +252,17 @@ def _request(given: dict[str, Any]) -> Request:
     trackers = given.pop("tracker", ())
     trackers = (trackers,) if isinstance(trackers, str) else tuple(trackers)
     return Request(**given, devices=tuple(devices), tracker=trackers, changes=changes, training=training)
+
+
+def check_kinds(given: Mapping[str, Any]) -> None:
+    """Refuse options that are no names, paths, numbers or tables where they must be."""
+    for name in given.keys() & {"method", "setting", "dataset", "partition", "preset", "device"}:
+        require(isinstance(given[name], str), name, repr(given[name]), "a name")
+    for name in given.keys() & {*PATHS}:
+        _path(given[name], name)
+    workers = given.get("workers")
+    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
+    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
 
 
 def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:
