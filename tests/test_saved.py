@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command_line import flnl, interrupted, rounds_of, tiny
@@ -21,6 +23,13 @@ def best_of(run_dir) -> dict:
 
 
 # -- models ------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 50}
+    run = fb.run("fedavg", "clean", save_model=True, out=tmp_path_factory.mktemp("saved"), **small)
+    return fb.load_model(run.folder)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fl-coteaching"])
 def test_a_loaded_model_has_the_accuracy_of_its_round(tmp_path, method):
     run_dir = flnl(*tiny(tmp_path, "--save-model", "--json", method=method)).json["run_dir"]
@@ -32,6 +41,32 @@ def test_a_loaded_model_has_the_accuracy_of_its_round(tmp_path, method):
         assert 100 * right == pytest.approx(row["accuracy"], abs=1e-4)
         assert (model.round, model.accuracy) == (row["round"], row["accuracy"])
         assert (model.config.method, len(model.classes)) == (method, 10)
+
+
+@pytest.mark.parametrize(
+    ("images", "found"),
+    [
+        (np.zeros((2, 1, 8, 8)), "float64 [2, 1, 8, 8]"),
+        (np.zeros((2, 8, 8), np.uint8), "uint8 [2, 8, 8]"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "uint8 [2, 3, 8, 8]"),
+        (np.zeros((2, 1, 9, 9), np.uint8), "uint8 [2, 1, 9, 9]"),
+        (np.zeros((), np.uint8), "uint8 []"),
+        ([[1]], "list"),
+    ],
+)
+def test_a_loaded_model_takes_only_images_as_its_data_set_has_them(saved, images, found):
+    for ask in (saved.predict, saved.logits):
+        with pytest.raises(fb.BadInput) as caught:
+            ask(images)
+        rule = "a NumPy array of uint8 [N, 1, 8, 8], as the data set has them"
+        assert str(caught.value) == f"images is {found}, but must be {rule}"
+
+
+def test_weights_of_a_version_that_kept_no_size_take_any(saved):
+    earlier = dataclasses.replace(saved, shape=(1, None, None))
+    assert earlier.predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2,)
+    with pytest.raises(fb.BadInput, match=r"uint8 \[N, 1, H, W\]"):
+        earlier.predict(np.zeros((2, 3, 8, 8), np.uint8))
 
 
 def test_keeping_the_model_changes_neither_the_folder_nor_the_numbers(tmp_path):
