@@ -7,6 +7,7 @@ but a regular file is opened, and every size has a limit.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -228,13 +229,19 @@ def check_unpacked(archive: zipfile.ZipFile, packed: int) -> None:
 
 
 def read_npz(
-    path: Path, required: Iterable[str], optional: Iterable[str] = (), *, follow: bool = True
+    path: Path,
+    required: Iterable[str],
+    optional: Iterable[str] = (),
+    *,
+    follow: bool = True,
+    content: bytes | None = None,
 ) -> dict[str, np.ndarray]:
-    """The named arrays of a .npz file; pickled content is refused."""
+    """The named arrays of a .npz file, or of its `content`; pickled arrays are refused."""
     required = tuple(required)
     try:
-        with open_file(path, follow=follow) as file, zipfile.ZipFile(file) as archive:
-            check_unpacked(archive, os.fstat(file.fileno()).st_size)
+        opened = open_file(path, follow=follow) if content is None else io.BytesIO(content)
+        with opened as file, zipfile.ZipFile(file) as archive:
+            check_unpacked(archive, file.seek(0, os.SEEK_END))
             names = {name.removesuffix(".npy") for name in archive.namelist()}
             arrays = {key: _array(archive, key) for key in (*required, *optional) if key in names}
     except Exception as error:  # a broken header is Python code to NumPy: it raises whatever that leads to

@@ -36,6 +36,7 @@ def refused(*arguments, code=2) -> str:
             ["--training", "momentun=1"],
             "unknown value of the protocol 'momentun' in --training",
         ),
+        (["--training", "foo"], "--training 'foo': expected KEY=VALUE, as in --training lr=0.05"),
         (["--training", "momentum=x"], "--training momentum=x: expected a number"),
         (["--training", "lr=1", "--lr", "1"], "--training lr and --lr are both given"),
         (["--pretrained"], "ImageNet weights are there for --model resnet50"),

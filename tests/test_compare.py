@@ -61,6 +61,8 @@ def test_people_see_differences_curves_and_seeds(runs):
     done = flnl("compare", a[1], b[1])
     for text in ("differences of the configuration", "fedprox", "+5.00 %", "seed by seed", "by round"):
         assert text in done.out
+    seed = done.out.split("seed by seed")[1].splitlines()[2]
+    assert seed.split()[-2:] == ["+5.00", "%"]
     assert "the configuration is the same" in flnl("compare", a[1], a[1]).out
 
 

@@ -120,6 +120,7 @@ def test_a_folder_without_runs_has_frames_without_rows(tmp_path):
         ({"metric": "best", "against": "fedavg"}, ["--metric", "best", "--against", "fedavg"]),
         ({"paper": True, "datasets": "cifar10"}, ["--paper", "--dataset", "cifar10"]),
         ({"datasets": ["digits"], "presets": ["quick"]}, ["--dataset", "digits", "--preset", "quick"]),
+        ({"settings": "sym-1"}, ["--setting", "sym-1.0"]),
     ],
 )
 def test_folder_results_and_frame_give_what_the_command_gives(folder, options, words):
@@ -206,6 +207,7 @@ def test_a_notebook_shows_tables_and_warnings(folder):
     [
         ({"metric": "last"}, "did you mean 'last10'"),
         ({"datasets": "digit"}, "did you mean 'digits'"),
+        ({"settings": "sym-x"}, "unknown setting 'sym-x' in the results"),
         ({"presets": ["papper"]}, "unknown preset 'papper'"),
         ({"against": "fedgrr"}, "did you mean 'fedgr'"),
     ],

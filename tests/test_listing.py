@@ -48,6 +48,7 @@ def test_runs_are_listed_whatever_has_become_of_them(folder):
         (["--method", "fedgr", "--partition", "iid"], [("fedgr", 13, "interrupted")]),
         (["--status", "failed"], [("fedprox", 1, "failed")]),
         (["--setting", "sym-1.0", "--dataset", "digits", "--method", "fedavg"], [("fedavg", 1, "done")]),
+        (["--setting", "sym-1", "--method", "fedavg"], [("fedavg", 1, "done")]),
     ],
 )
 def test_filters_of_runs_all_hold_at_once(folder, words, found):

@@ -46,6 +46,7 @@ BAD = {
     "matrix-1.0,file=nowhere/T.npy": "nowhere/T.npy",
     "pair-1.0,step=2": "step must be 1 or -1, not '2'",
     "pair-1.0,rates=1+2": "rates must be 10 numbers, as many as classes, not 2",
+    "pair-1.0,rates=0+0+0+0+0+0+0+0+0+0": "rates must be numbers of which one at least is above 0, not '0+0+",
     "pair-1.0,rates=1+-2": "rates must be numbers of 0 or more joined by +, or a file, not '1+-2'",
     "pair-1.0,setp=1": "unknown option 'setp' in setting 'pair-1.0,setp=1'; did you mean 'step'?",
     "inst-1.0,scale=-1": "scale must be a number from 0.001 to 1e+06, not '-1'",

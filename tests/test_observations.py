@@ -108,26 +108,87 @@ def test_the_global_model_is_that_of_a_run_of_fedavg(seen, tmp_path):
     assert frame.memorised.tolist() == result.rounds.diagnostics_memorised.tolist()
 
 
+def test_open_set_images_are_seen_as_in_a_run_and_count_as_wrong(tmp_path):
+    setting, one = "open-1.0,pool=classes:7+8+9", SMALL | {"rounds": 1}
+    seen = observe_memorization(
+        partition="iid", setting=setting, fraction=0.5, out=tmp_path / "o", device="cpu", **one
+    )
+    result = fb.run("fedavg", setting, fraction=0.5, lr=0.1, out=tmp_path / "r", device="cpu", **one)
+    frame = seen.frame.query("model == 'global'")
+    assert frame.accuracy.tolist() == result.rounds.accuracy.tolist()
+    assert frame.memorised.tolist() == result.rounds.diagnostics_memorised_open.tolist()
+
+
+def _read_csv(folder):
+    with open(folder / CSV, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_file_has_what_was_returned(seen):
-    with open(seen.folder / CSV, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = _read_csv(seen.folder)
     assert [float(row["memorised"]) for row in rows] == seen.frame.memorised.tolist()
     assert [row["model"] for row in rows] == seen.frame.model.tolist()
 
 
 def test_a_finished_case_is_found_and_a_torn_one_is_trained_again(seen):
     options = {"partition": "iid", "setting": "sym-1.0:0.3-0.5", "fraction": 0.5, "device": "cpu", **SMALL}
-    played = []
+    played, before = [], _read_csv(seen.folder)
     again = observe_memorization(out=seen.folder, progress=lambda *told: played.append(told), **options)
     assert not played
     iid = [row for row in seen.rows if row["partition"] == "iid"]
     assert again.rows == iid
+    assert _read_csv(seen.folder) == [row for row in before if row["partition"] == "iid"]  # of this call
     (file,) = seen.folder.glob("digits-iid-*.json")
     file.write_text(file.read_text()[:100])
     again = observe_memorization(out=seen.folder, progress=lambda *told: played.append(told), **options)
     assert len(played) == 2 * 2
     assert again.rows == iid  # the same numbers
     assert len(json.loads(file.read_text())["rows"]) == len(iid)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("memorised", "abc"), ("round", None), ("model", "other"), ("client", "x"), ("more", 1)],
+)
+def test_a_case_whose_rows_are_not_ours_is_trained_again(tmp_path, part, value):
+    options = {"partition": "iid", "out": tmp_path, "device": "cpu", **SMALL, "rounds": 1}
+    seen = observe_memorization(**options)
+    (file,) = tmp_path.glob("*.json")
+    content = json.loads(file.read_text())
+    content["rows"][0][part] = value
+    file.write_text(json.dumps(content))
+    assert observe_memorization(**options).rows == seen.rows
+    assert json.loads(file.read_text()) != content
+
+
+def test_a_setting_with_the_path_of_a_file_has_a_file_of_its_own(tmp_path):
+    np.savetxt(tmp_path / "T.csv", np.full((10, 10), 0.1), delimiter=",")
+    setting = f"matrix-1.0,file={tmp_path / 'T.csv'}"
+    seen = observe_memorization(
+        partition="iid", setting=setting, out=tmp_path / "o", device="cpu", **SMALL | {"rounds": 1}
+    )
+    (file,) = (tmp_path / "o").glob("*.json")
+    assert file.name.startswith("digits-iid-matrix-1.0,file=_")
+    assert json.loads(file.read_text())["rows"] == [
+        {name: row[name] for name in ("model", "round", "client", "memorised", "accuracy")}
+        for row in seen.rows
+    ]
+
+
+@pytest.mark.parametrize("out", ["taken", "taken/o"])
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, out):
+    (tmp_path / "taken").write_text("mine")
+    played = []
+    with pytest.raises(fb.BadInput, match=f"cannot write to .*{out}: "):
+        observe_memorization(
+            partition="iid",
+            out=tmp_path / out,
+            device="cpu",
+            progress=lambda *told: played.append(told),
+            **SMALL,
+        )
+    assert not played
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_the_summary_is_over_the_last_ten_looks():
@@ -187,6 +248,7 @@ def test_the_command_writes_data_and_picture_and_prints_the_summary(tmp_path):
         (["--preset", "quik"], "unknown preset 'quik'; did you mean 'quick'?"),
         (["--setting", "clean"], "setting 'clean' has no wrong labels that could be memorised"),
         (["--partition", "dir"], "partition"),
+        (["--seed", "1", "--seed", "-1"], "seed is -1, but must be a whole number from 0"),
         (["-o", "a.gif"], "unknown ending '.gif'"),
         (["--fraction", "2"], "fraction is 2.0, but must be above 0 and at most 1"),
         (["--training", "rounds=2", "--rounds", "3"], "--training rounds and --rounds are both given"),

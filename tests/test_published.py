@@ -6,12 +6,14 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import flnl
 from synthetic_runs import write_run
 
 from flnl_bench.leaderboards.frames import leaderboard, load_results
 from flnl_bench.recorder import published
+from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.recorder.transfer import export_runs, import_runs
 
 
@@ -22,7 +24,8 @@ def shipped(tmp_path, monkeypatch):
         run = write_run(
             tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, all_rounds=True, source="a" * 16
         )
-        (run / "beliefs.npz").write_bytes(b"what it believed")
+        clients = RunFolder(run).read().config.training.clients
+        np.savez(run / "beliefs.npz", row=np.arange(5), noise_kind=np.array(["sym"] * clients))
     (tmp_path / "package" / "published").mkdir(parents=True)
     export_runs(tmp_path / "made", tmp_path / "package" / "published" / "digits.zip")
     monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
@@ -80,7 +83,9 @@ def test_a_cache_that_cannot_be_written_to_is_no_obstacle(shipped, monkeypatch):
 
 def test_beliefs_travel_with_a_run(shipped):
     done = import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again")
-    assert [(run / "beliefs.npz").read_bytes() for run in done.runs] == [b"what it believed"] * 2
+    sent = [path.read_bytes() for path in (shipped / "made").rglob("beliefs.npz")]
+    assert [(run / "beliefs.npz").read_bytes() for run in done.runs] == sent
+    assert len(sent) == 2
 
 
 def test_the_project_publishes_whole_runs_that_say_which_code_made_them(tmp_path, monkeypatch):

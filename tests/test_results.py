@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import flnl, rounds_of, tiny
 from synthetic_runs import provenance, write_run
@@ -100,6 +102,16 @@ def test_nothing_to_export_is_refused_and_leaves_no_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+def test_an_export_of_runs_that_are_not_whole_says_which_and_why(tmp_path):
+    torn = [write_run(tmp_path / "runs", seed=seed) for seed in (1, 2)]  # without rounds.jsonl
+    done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "none.zip")
+    assert (done.code, len(done.errors)) == (2, 1)
+    told = "rounds.jsonl does not hold all rounds"
+    assert any(f"can be exported: {path}: {told}" in done.errors[0] for path in torn)
+    assert done.errors[0].endswith(" (and 1 more)")
+    assert not (tmp_path / "none.zip").exists()
+
+
 def test_an_export_overwrites_no_file(theirs, tmp_path):
     (tmp_path / "mine.zip").write_text("mine")
     done = flnl("results", "export", theirs, "-o", tmp_path / "mine.zip")
@@ -192,6 +204,43 @@ def test_an_archive_that_is_not_right_is_refused_as_a_whole(theirs, tmp_path, ch
     done = flnl("results", "import", file, "--out", tmp_path / "mine")
     assert done.code == 2
     assert f"{file} is not a whole file of `flnl-bench results export`" in done.errors[-1]
+    assert not (tmp_path / "mine").exists()
+
+
+def test_an_archive_without_rounds_says_so(theirs, tmp_path):
+    file = export(theirs, tmp_path / "bad.zip")
+    rewritten(file, lambda m: {n: d for n, d in m.items() if not n.endswith("rounds.jsonl")})
+    (told,) = flnl("results", "import", file, "--out", tmp_path / "mine").errors
+    assert told.endswith(": it has no rounds.jsonl)")
+
+
+def npz(**arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+FITTING = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array(["clean"] * 100)}
+
+
+@pytest.mark.parametrize(
+    ("beliefs", "why"),
+    [
+        (b"garbage", "is not a readable .npz file"),
+        (npz(**FITTING | {"row": np.array([{}] * 5, object)}), "is not a readable .npz file"),
+        (npz(**FITTING | {"client": np.zeros(4, int)}), "which does not fit the others"),
+        (npz(**FITTING | {"noise_kind": np.array(["clean"])}), "5 samples and 1 clients, but the run has"),
+        (npz(row=np.arange(5)), "lacks the array noise_kind"),
+    ],
+)
+def test_beliefs_that_do_not_fit_are_refused_with_the_archive(theirs, tmp_path, beliefs, why):
+    (run, _) = sorted(theirs.rglob("run.json"))
+    (run.parent / "beliefs.npz").write_bytes(beliefs)
+    file = export(theirs, tmp_path / "bad.zip")
+    done = flnl("results", "import", file, "--out", tmp_path / "mine")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert f"{file / run.parent.relative_to(theirs)}/beliefs.npz" in done.errors[0]
+    assert why in done.errors[0]
     assert not (tmp_path / "mine").exists()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command_line import flnl, interrupted, rounds_of, tiny
@@ -21,6 +23,13 @@ def best_of(run_dir) -> dict:
 
 
 # -- models ------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 50}
+    run = fb.run("fedavg", "clean", save_model=True, out=tmp_path_factory.mktemp("saved"), **small)
+    return fb.load_model(run.folder)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fl-coteaching"])
 def test_a_loaded_model_has_the_accuracy_of_its_round(tmp_path, method):
     run_dir = flnl(*tiny(tmp_path, "--save-model", "--json", method=method)).json["run_dir"]
@@ -32,6 +41,32 @@ def test_a_loaded_model_has_the_accuracy_of_its_round(tmp_path, method):
         assert 100 * right == pytest.approx(row["accuracy"], abs=1e-4)
         assert (model.round, model.accuracy) == (row["round"], row["accuracy"])
         assert (model.config.method, len(model.classes)) == (method, 10)
+
+
+@pytest.mark.parametrize(
+    ("images", "found"),
+    [
+        (np.zeros((2, 1, 8, 8)), "float64 [2, 1, 8, 8]"),
+        (np.zeros((2, 8, 8), np.uint8), "uint8 [2, 8, 8]"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "uint8 [2, 3, 8, 8]"),
+        (np.zeros((2, 1, 9, 9), np.uint8), "uint8 [2, 1, 9, 9]"),
+        (np.zeros((), np.uint8), "uint8 []"),
+        ([[1]], "list"),
+    ],
+)
+def test_a_loaded_model_takes_only_images_as_its_data_set_has_them(saved, images, found):
+    for ask in (saved.predict, saved.logits):
+        with pytest.raises(fb.BadInput) as caught:
+            ask(images)
+        rule = "a NumPy array of uint8 [N, 1, 8, 8], as the data set has them"
+        assert str(caught.value) == f"images is {found}, but must be {rule}"
+
+
+def test_weights_of_a_version_that_kept_no_size_take_any(saved):
+    earlier = dataclasses.replace(saved, shape=(1, None, None))
+    assert earlier.predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2,)
+    with pytest.raises(fb.BadInput, match=r"uint8 \[N, 1, H, W\]"):
+        earlier.predict(np.zeros((2, 3, 8, 8), np.uint8))
 
 
 def test_keeping_the_model_changes_neither_the_folder_nor_the_numbers(tmp_path):
@@ -163,6 +198,28 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
         ("bad.toml", "[default]\nrounds = 3", "preset 'bad' does not say model, clients"),
         ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }", "did you mean 'mu'"),
+        (
+            "bad.toml",
+            "base = 'quick'\n[default]\nrounds = -3",
+            "bad.toml: default: rounds is -3, but must be",
+        ),
+        (
+            "bad.toml",
+            "base = 'quick'\n[datasets.digit]\nrounds = 3",
+            "bad.toml: unknown data set 'digit'; did you mean 'digits'?",
+        ),
+        (
+            "bad.toml",
+            "base = 'quick'\n[default]\nmethods.fedprx = { mu = 3 }",
+            "bad.toml; did you mean 'fedprox'?",
+        ),
+        (
+            "bad.toml",
+            "base = 'quick'\n[datasets.digits]\nmethods.of-a-plugin = { mu = 3 }",
+            "the plugin of another has to be installed, or given with --plugin",
+        ),
+        ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = 3", "methods in it one of tables"),
+        ("bad.toml", "base = 'quick'\ndatasets = 3", "bad.toml: datasets must be a table"),
     ],
 )
 def test_a_bad_preset_is_refused_in_one_line(tmp_path, name, text, said):
@@ -173,6 +230,23 @@ def test_a_bad_preset_is_refused_in_one_line(tmp_path, name, text, said):
     assert (done.code, len(done.errors)) == (2, 1)
     assert said in done.errors[0]
     assert not (tmp_path / "runs").exists()
+    shown = flnl("show", "preset", tmp_path / name)
+    assert (shown.code, shown.errors) == (2, done.errors)
+
+
+def test_a_preset_may_have_sections_for_data_and_methods_of_ones_own(tmp_path, preset, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from flnl_bench.api import Method\n\n\nclass Mine(Method):\n"
+        '    """Do nothing new."""\n\n    name = "mine"\n    mu: float = 1.0\n'
+    )
+    more = '[default]\nrounds = 7\nmethods.mine = { mu = 3 }\n[datasets."npz:a.npz"]\nrounds = 9\n'
+    preset.write_text(f"base = 'quick'\n{more}")
+    monkeypatch.setenv("FLNL_PLUGINS", str(tmp_path / "mine.py"))
+    asked = ["show", "preset", preset, "--json", "--method", "mine", "--dataset"]
+    shown = {name: flnl(*asked, name).json for name in ("npz:a.npz", "digits")}
+    assert [each["training"]["rounds"] for each in shown.values()] == [9, 7]
+    assert shown["digits"]["methods"]["mine"]["mu"] == {"value": 3, "from": "preset"}
 
 
 def test_show_preset_tells_who_says_a_value():
@@ -226,7 +300,11 @@ def test_a_run_file_says_what_the_options_say_and_the_options_win(tmp_path, pres
         ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both there"),
         ("method = 'fedavg'\nrounds = 3\n[training]\nrounds = 4", "rounds is there twice"),
         ("method = 'fedavg'\nplugin = 3", "plugin must be the name of a file"),
-        ("method = 'fedavg'\nsetting = 'clean'\nseeds = [-1]", "seed is -1"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseeds = [-1]", "mine.toml: seed is -1"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseeds = 5", "mine.toml: seeds is 5, but must be a list"),
+        ("method = 'fedavg'\nsetting = 5", "mine.toml: setting is 5, but must be a name"),
+        ("setting = 'clean'\nrounds = '2'", "mine.toml: rounds must be of type int, not '2'"),
+        ("setting = 'clean'\n[training]\nrounds = -3", "mine.toml: rounds is -3, but must be"),
     ],
 )
 def test_a_bad_run_file_is_refused_in_one_line(tmp_path, text, said):

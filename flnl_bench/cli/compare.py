@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +81,11 @@ def _word(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
+def _signed(words: list[str], pair: Mapping[str, Any]) -> list[str]:
+    """A, B and B − A in words, the last with its sign."""
+    return [*words[:2], f"+{words[2]}" if (pair["difference"] or 0) > 0 else words[2]]
+
+
 def _print_results(a: Side, b: Side) -> None:
     console = stdout()
     shown = table("", "A", "B", "B − A", right=("A", "B", "B − A"))
@@ -90,8 +95,7 @@ def _print_results(a: Side, b: Side) -> None:
             _word(None) if value is None else percent(value) if accuracy else amount(value)
             for value in pair.values()
         ]
-        words[2] = f"+{words[2]}" if (pair["difference"] or 0) > 0 else words[2]
-        shown.add_row(name.replace("_", " "), *words)
+        shown.add_row(name.replace("_", " "), *_signed(words, pair))
     console.print("\nresults", style="bold")
     console.print(shown)
     over = paired(a, b)
@@ -100,7 +104,7 @@ def _print_results(a: Side, b: Side) -> None:
         return
     seeds = table("seed", "A", "B", "B − A", right=("A", "B", "B − A"))
     for seed, pair in over["seeds"].items():
-        seeds.add_row(str(seed), *(percent(value) for value in pair.values()))
+        seeds.add_row(str(seed), *_signed([percent(value) for value in pair.values()], pair))
     if len(over["seeds"]) > 1 and over["mean"] is not None:
         spread = f" ± {over['std']:.2f}" if over["std"] is not None else ""
         seeds.add_row("mean", "", "", f"{over['mean']:+.2f}{spread} %")

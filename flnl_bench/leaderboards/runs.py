@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,14 +85,28 @@ def finished_run(record: RunRecord, path: Path) -> FinishedRun:
 
 def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str]]) -> list[R]:
     """Those whose attributes have one of the names that are given for them; no name means any."""
-    for what, names in only.items():
-        there = {getattr(run, what) for run in runs}
-        for name in names:
-            if name not in there:
-                raise unknown(what, name, there, "the results")
+    only = {
+        what: _as_written(what, names, {getattr(run, what) for run in runs}) for what, names in only.items()
+    }
     left = [run for run in runs if all(not n or getattr(run, what) in n for what, n in only.items())]
     if not left:
         raise BadInput(
             f"no run is of this {' and this '.join(what for what, names in only.items() if names)}"
         )
     return left
+
+
+def _as_written(what: str, names: Sequence[str], there: Set[str]) -> list[str]:
+    """Names as runs have them: a setting may be written in every way that `run` understands."""
+    found = []
+    for name in names:
+        same = name
+        if what == "setting" and name not in there:
+            from flnl_bench.scenario import parse_setting  # needs NumPy, which tables can do without
+
+            with contextlib.suppress(BadInput):
+                same = parse_setting(name).name
+        if same not in there:
+            raise unknown(what, name, there, "the results")
+        found.append(same)
+    return found

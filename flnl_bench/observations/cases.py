@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from flnl_bench.config import NUMBERS_VERSION, TRAINING, Training, training_changes
 from flnl_bench.data import dataset_name
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.runs.library import check_seed
 from flnl_bench.runs.presets import load_preset
 from flnl_bench.runs.resolve import protocol
 from flnl_bench.scenario import parse_partition, parse_setting
@@ -83,8 +85,9 @@ class Case:
         """The name of its file; the digits are over everything that changes a number."""
         values = {**asdict(self), "device": device, "every": every, "numbers": NUMBERS_VERSION}
         digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
-        setting = self.setting.replace(":", "_")
-        return f"{self.dataset.replace(':', '-').replace('/', '_')}-{self.partition}-{setting}-{digest}.json"
+        words = f"{self.dataset.replace(':', '-')}-{self.partition}-{self.setting}"
+        slug = re.sub(r"[^\w.,=+-]", "_", words, flags=re.ASCII)  # paths of files are in it
+        return f"{slug[:100]}-{digest}.json"
 
 
 def make_cases(preset: str, seeds: Iterable[int], asked: Mapping[str, Any]) -> list[Case]:
@@ -95,7 +98,12 @@ def make_cases(preset: str, seeds: Iterable[int], asked: Mapping[str, Any]) -> l
         raise unknown("option", name, {"dataset", *AXES, *TRAINING})
     given = {name: value for name, value in asked.items() if value is not None}
     grids = PRESETS[preset][:1] if given.keys() & {*AXES} else PRESETS[preset]
-    return [case for seed in seeds for grid in grids for case in _cases(preset, grid, given, seed)]
+    return [
+        case
+        for seed in map(check_seed, seeds)
+        for grid in grids
+        for case in _cases(preset, grid, given, seed)
+    ]
 
 
 def _cases(preset: str, grid: Mapping[str, Any], given: Mapping[str, Any], seed: int) -> list[Case]:

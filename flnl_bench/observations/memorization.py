@@ -10,7 +10,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,17 +26,18 @@ from flnl_bench.engine.client import Call, Reply
 from flnl_bench.engine.devices import Devices, check_precision, choose_devices
 from flnl_bench.engine.engine import Engine, Executor
 from flnl_bench.errors import BadInput, require
-from flnl_bench.files import json_text, replace_file
+from flnl_bench.files import is_number, json_text, make_writable, parse_json, read_file, replace_file
 from flnl_bench.observations.cases import AXES, Case, make_cases
 from flnl_bench.recorder.record import LAST
 from flnl_bench.runs.resolve import cached_dataset, generate
-from flnl_bench.scenario import Scenario
+from flnl_bench.scenario import Scenario, dress, stage
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MODELS = ("centralised", "global", "local")
-COLUMNS = ("case", "dataset", *AXES, "seed", "model", "round", "client", "memorised", "accuracy")
+MEASURED = ("model", "round", "client", "memorised", "accuracy")
+COLUMNS = ("case", "dataset", *AXES, "seed", *MEASURED)
 Progress = Callable[[str, int, int], None]  # what is trained, finished rounds, all rounds
 Row = dict[str, Any]
 
@@ -239,7 +239,7 @@ def observe_memorization(
         every: look after every so many rounds, and after the last one.
         device: "auto", "cpu", "cuda" or "mps".
         data_dir: the folder of the data sets.
-        out: the folder of the data: a JSON file a case, and memorization.csv with all of them.
+        out: the folder of the data: a JSON file a case, and memorization.csv with those of this call.
         fresh: train again what is finished.
         progress: called as (what, round, rounds) after each round.
         loading: called as (what, done, total) while a large data set is decoded.
@@ -251,28 +251,39 @@ def observe_memorization(
     cases = make_cases(preset, seeds, {"dataset": dataset, **axes, **training})
     devices = choose_devices(device)
     check_precision(devices.server.type, cases[0].training.precision)
-    folder = Path(out).expanduser()
+    folder, data = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
     rows: list[Row] = []
     for case in cases:
         path = folder / case.file(devices.server.type, every)
         found = None if fresh else _read(path)
         if found is None:
-            loaded = cached_dataset(case.dataset, None if data_dir is None else Path(data_dir), loading)
-            found = play_case(case, loaded, devices, every, progress or (lambda *_: None))
-            folder.mkdir(parents=True, exist_ok=True)
+            loaded = cached_dataset(case.dataset, data, loading)
+            loaded = stage(loaded, case.setting, data, loading)
+            world = federate_case(case, loaded)
+            make_writable(folder)  # refused before training, but made for what can be trained only
+            found = play_case(
+                case, dress(loaded, world), world, devices, every, progress or (lambda *_: None)
+            )
             replace_file(path, json_text({"case": dataclasses.asdict(case), "rows": found}) + "\n")
         rows += [{"case": case.name, **case.axes, **row} for row in found]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_writable(folder)
     replace_file(folder / "memorization.csv", _as_csv(rows))
     return Observation(folder, rows)
 
 
-def play_case(case: Case, dataset: Dataset, devices: Devices, every: int, progress: Progress) -> list[Row]:
-    """The rows of one case: the same labels once at one place and once at the clients."""
+def federate_case(case: Case, dataset: Dataset) -> Scenario:
+    """The federation of a case."""
     if not dataset.truth_known:
         raise BadInput(f"the true labels of {dataset.name} are not known, so memorisation cannot be seen")
+    clients, samples = case.training.clients, case.training.samples
+    return generate(dataset, case.partition, case.setting, clients, case.seed, samples)
+
+
+def play_case(
+    case: Case, dataset: Dataset, federated: Scenario, devices: Devices, every: int, progress: Progress
+) -> list[Row]:
+    """The rows of one case: the same labels once at one place and once at the clients."""
     training = case.training
-    federated = generate(dataset, case.partition, case.setting, training.clients, case.seed, training.samples)
     share = max(1, int(training.fraction * training.clients + 1e-9)) / training.clients
     worlds = {
         Averaging(): (federated, training),
@@ -294,11 +305,23 @@ def play_case(case: Case, dataset: Dataset, devices: Devices, every: int, progre
 
 
 def _read(path: Path) -> list[Row] | None:
-    """The rows of a finished case, or None."""
+    """The rows of a finished case; None if there are none, or not as we write them."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["rows"]
+        rows = parse_json(read_file(path))["rows"]
+        return rows if rows and all(map(_is_row, rows)) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _is_row(row: Row) -> bool:
+    numbers = [row["memorised"], row["accuracy"]]
+    return (
+        row.keys() == {*MEASURED}
+        and row["model"] in MODELS
+        and type(row["round"]) is int
+        and type(row["client"]) is (int if row["model"] == "local" else type(None))
+        and all(value is None or is_number(value) for value in numbers)
+    )
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

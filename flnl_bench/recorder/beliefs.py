@@ -12,13 +12,29 @@ from flnl_bench.files import read_npz
 if TYPE_CHECKING:
     import numpy as np
 
-CLIENTS = ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client", "realised_ratio")  # one a client
+SAMPLES = (
+    "row",
+    "client",
+    "given",
+    "true",
+    "clean",
+    "clean_probability",
+    "losses",
+    "labels",
+    "pseudo_labels",
+)
+CLIENTS = (
+    *("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
+    *("realised_ratio", "realised_open"),
+)  # one a client
 MOST = 1_000_000  # clients or classes
 
 
-def read_beliefs(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
+def read_beliefs(
+    path: Path, required: Iterable[str], optional: Iterable[str] = (), content: bytes | None = None
+) -> dict[str, np.ndarray]:
     """The named arrays, each with one value a sample or one a client; counts of transitions as they are."""
-    arrays = read_npz(path, required, optional, follow=False)
+    arrays = read_npz(path, required, optional, follow=False, content=content)
     lengths: dict[bool, int] = {}  # of arrays over clients, and over samples
     for name, array in arrays.items():
         if name == "transitions":
@@ -31,3 +47,12 @@ def read_beliefs(path: Path, required: Iterable[str], optional: Iterable[str] = 
         if whole and name != "row" and not -1 <= array.min() <= array.max() < MOST:
             raise BadInput(f"{path}: {name} has values that are neither classes nor clients")
     return arrays
+
+
+def check_beliefs(path: Path, content: bytes, samples: int | None, clients: int) -> None:
+    """Refuse a file whose arrays cannot be of a run with so many samples and clients."""
+    arrays = read_beliefs(path, ("row", "noise_kind"), (*SAMPLES, *CLIENTS), content)
+    rows, kinds = len(arrays["row"]), len(arrays["noise_kind"])
+    if kinds != clients or (samples is not None and rows > samples):
+        told = f"{rows} samples and {kinds} clients"
+        raise BadInput(f"{path} is of {told}, but the run has {samples} and {clients}")

@@ -26,6 +26,7 @@ from flnl_bench.files import (
     replace_file,
     replacing,
 )
+from flnl_bench.recorder.beliefs import check_beliefs
 from flnl_bench.recorder.claim import Busy, claimed
 from flnl_bench.recorder.folder import (
     Records,
@@ -58,6 +59,10 @@ def export_runs(folder: Path, file: Path) -> Exported:
     done = Exported(left_out=dict(found.problems), unfinished=Counter(found.unfinished.values()))
     with replacing(file) as partial:
         _write(partial, found, done)
+        if not done.runs and done.left_out:
+            (path, why), more = next(iter(done.left_out.items())), len(done.left_out) - 1
+            others = f" (and {more} more)" if more else ""
+            raise BadInput(f"no run below {folder} can be exported: {path}: {why}{others}")
         if not done.runs:
             raise BadInput(f"there is no finished run below {folder} to export")
     return done
@@ -124,12 +129,17 @@ def import_runs(file: Path, out: Path) -> Imported:
         with open_file(file, follow=True) as packed, zipfile.ZipFile(packed) as archive:
             check_unpacked(archive, os.fstat(packed.fileno()).st_size)
             _check(archive)
-            places = [place for place, _, _ in _members(archive)]
+            records = [(place, record) for place, record, _ in _members(archive)]
+            places = [place for place, _ in records]
             if len(set(places)) < len(places):
                 raise ValueError("a run is there twice")
             for place in places:
                 refuse_links(out, out / place)
                 RunFolder(out / place).check()
+            for place, record in records:
+                if data := _beliefs(archive, place):
+                    clients = record.config.training.clients
+                    check_beliefs(file / place / BELIEFS, data, record.scenario.samples, clients)
             return _place(archive, file, out)
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
@@ -169,7 +179,9 @@ def _members(archive: zipfile.ZipFile) -> Iterator[tuple[PurePath, RunRecord, li
             continue
         try:
             record = parse_record(archive.read(name))
-            rows = parse_rounds(archive.read(f"{path.parent}/rounds.jsonl").decode())
+            if (rounds := f"{path.parent}/rounds.jsonl") not in archive.namelist():
+                raise ValueError("it has no rounds.jsonl")
+            rows = parse_rounds(archive.read(rounds).decode())
             place = home(record, path.parent.name)
             if path.parent != PurePosixPath(place):
                 raise ValueError(f"a run of this configuration belongs to {place}")
@@ -194,7 +206,7 @@ def _place(archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
 
 
 def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
-    """What a run's method believed, as a file of which only the size is checked; empty if there is none."""
+    """What a run's method believed; empty if there is no such file."""
     name = f"{place.as_posix()}/{BELIEFS}"
     return archive.read(name) if name in archive.namelist() else b""
 

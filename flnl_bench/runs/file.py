@@ -6,9 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING
-from flnl_bench.errors import BadInput, unknown
-from flnl_bench.runs.library import OPTIONS
+from flnl_bench.config import TRAINING, training_changes
+from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.runs.library import OPTIONS, check_kinds, check_seed
+from flnl_bench.runs.presets import check_values
 
 KEYS = OPTIONS | {"seed", "seeds", "training", "plugin"}
 
@@ -33,7 +34,21 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise unknown("key", key, TRAINING, f"{path}: [training]")
     if both := sorted(training.keys() & table.keys()):
         raise BadInput(f"{path}: {both[0]} is there twice, above and in [training]")
+    _check(path, {**training, **table})
     return {**training, **{key: _from_here(path, key, value) for key, value in table.items()}}
+
+
+def _check(path: Path, options: dict[str, Any]) -> None:
+    """Refuse values of a wrong type or out of range here, where it is known who says them."""
+    try:
+        check_kinds(options)
+        seeds = options.get("seeds", [options.get("seed", 1)])
+        require(isinstance(seeds, list) and len(seeds) > 0, "seeds", repr(seeds), "a list of whole numbers")
+        for seed in seeds:
+            check_seed(seed)
+        check_values(training_changes({k: v for k, v in options.items() if k in TRAINING}), "")
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
 
 
 def _from_here(path: Path, key: str, value: Any) -> Any:

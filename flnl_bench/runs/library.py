@@ -177,7 +177,7 @@ def make_scenario(
         split.name,
         noise.name,
         training.clients,
-        _seed(seed),
+        check_seed(seed),
         training.samples,
         changes.get("samples"),
     )
@@ -193,7 +193,7 @@ def prepare_seeds(seeds: Iterable[int], *, loading: LoadProgress | None = None, 
         options: whatever else `run` takes.
     """
     request = _request({name: plain(value) for name, value in options.items() if value is not None})
-    return [prepare(replace(request, seed=_seed(seed)), progress=loading) for seed in seeds]
+    return [prepare(replace(request, seed=check_seed(seed)), progress=loading) for seed in seeds]
 
 
 def finish(run: Run, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunResult:
@@ -242,13 +242,9 @@ def _request(given: dict[str, Any]) -> Request:
         raise unknown("option", name, OPTIONS)
     require(isinstance(given.get("method"), str), "method", repr(given.get("method")), "a name")
     check_source(given)
-    for name in given.keys() & {"method", "setting", "dataset", "partition", "preset", "device"}:
-        require(isinstance(given[name], str), name, repr(given[name]), "a name")
+    check_kinds(given)
     for name in given.keys() & {*PATHS}:
         given[name] = _path(given[name], name)
-    workers = given.get("workers")
-    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
-    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
     changes = {name: as_set(value, f"set {name}") for name, value in given.pop("set", {}).items()}
     training = training_changes({name: given.pop(name) for name in TRAINING if name in given})
     devices = given.pop("devices", ())
@@ -258,6 +254,17 @@ def _request(given: dict[str, Any]) -> Request:
     return Request(**given, devices=tuple(devices), tracker=trackers, changes=changes, training=training)
 
 
+def check_kinds(given: Mapping[str, Any]) -> None:
+    """Refuse options that are no names, paths, numbers or tables where they must be."""
+    for name in given.keys() & {"method", "setting", "dataset", "partition", "preset", "device"}:
+        require(isinstance(given[name], str), name, repr(given[name]), "a name")
+    for name in given.keys() & {*PATHS}:
+        _path(given[name], name)
+    workers = given.get("workers")
+    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
+    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
+
+
 def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:
     require(
         path is None or isinstance(path, str | PathLike), name, repr(path), "the path of a file or folder"
@@ -265,9 +272,11 @@ def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:
     return None if path is None else Path(path).expanduser()
 
 
-def _seed(seed: int) -> int:
+def check_seed(seed: int) -> int:
+    """A seed as a number of Python, or an error."""
     seed = plain(seed)
-    require(type(seed) is int and seed >= 0, "seed", repr(seed), "a whole number from 0")
+    fits = type(seed) is int and 0 <= seed < 2**63
+    require(fits, "seed", repr(seed), "a whole number from 0 to 2^63 - 1")
     return seed
 
 

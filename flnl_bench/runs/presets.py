@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,36 @@ def _read_own(path: Path) -> Preset:
         rule = f"lower-case words joined by dashes, and none of {', '.join(PRESETS)}"
         raise BadInput(f"preset {path}: the name of the file must be {rule}")
     try:
-        return _parse(path.stem, str(path), path.read_text(encoding="utf-8"))
+        return _checked(_parse(path.stem, str(path), path.read_text(encoding="utf-8")), str(path))
     except (FileNotFoundError, IsADirectoryError):
         raise BadInput(f"preset {path}: there is no such file") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
+
+
+def _checked(preset: Preset, where: str) -> Preset:
+    """A user's preset whose data sets, methods and numbers there are; errors say `where` it is."""
+    from flnl_bench.data import dataset_name
+    from flnl_bench.registry import default_registry
+
+    methods = default_registry().methods
+    for section, values in {"default": preset.default, **preset.datasets}.items():
+        check_values({k: v for k, v in values.items() if k != "methods"}, f"{where}: {section}: ")
+        for name in values.get("methods", {}).keys() - methods.keys():
+            told = unknown("method", name, methods, where)
+            raise BadInput(f"{told}; the plugin of another has to be installed, or given with --plugin")
+    try:
+        return replace(preset, datasets={dataset_name(k): v for k, v in preset.datasets.items()})
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+
+
+def check_values(values: Mapping[str, Any], where: str) -> None:
+    """Refuse values of the protocol that are out of range; errors say `where` they are."""
+    try:
+        load_preset("quick").training("digits", **values)
+    except BadInput as error:
+        raise BadInput(f"{where}{error}") from None
 
 
 def _parse(name: str, where: str, text: str) -> Preset:
@@ -88,9 +113,11 @@ def _parse(name: str, where: str, text: str) -> Preset:
         raise BadInput(f"{where}: {error}") from None
     for key in table.keys() - {*TABLES}:
         raise unknown("table", key, TABLES, where)
+    if not isinstance(table.get("datasets", {}), dict):
+        raise BadInput(f"{where}: datasets must be a table of tables, as in [datasets.digits]")
     sections = {"default": table.get("default", {}), **table.get("datasets", {})}
     for section, values in sections.items():
-        if not isinstance(values, dict) or not isinstance(values.get("methods", {}), dict):
+        if not isinstance(values, dict) or not _is_table_of_tables(values.get("methods", {})):
             raise BadInput(f"{where}: {section} must be a table of values, and methods in it one of tables")
         for key in values.keys() - {*TRAINING, "methods"}:
             raise unknown("key", key, TRAINING, where)
@@ -101,3 +128,7 @@ def _parse(name: str, where: str, text: str) -> Preset:
         raise unknown("preset", str(table["base"]), PRESETS, f"{where}: base")
     description = str(table.get("description", f"your own, from {where}"))
     return Preset(name, description, table.get("default", {}), table.get("datasets", {}), base)
+
+
+def _is_table_of_tables(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())

@@ -21,7 +21,7 @@ from flnl_bench.config import RunConfig
 from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.engine.client import EVALUATION_BATCH
 from flnl_bench.engine.views import Views, draw_view
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.files import replace_file
 from flnl_bench.models import make_network
 from flnl_bench.recorder.record import read_config
@@ -51,6 +51,7 @@ class Keeper:
             "config": config.as_dict(),
             "classes": dataset.classes,
             "channels": dataset.train_x.shape[1],
+            "size": dataset.train_x.shape[2:],
             "mean": dataset.mean,
             "std": dataset.std,
             "augmentation": dataclasses.asdict(dataset.augmentation),
@@ -97,10 +98,12 @@ class SavedModel:
     network: nn.Module  # with these weights, in evaluation mode; takes normalised images
     method: Method
     views: Views
+    shape: tuple[int | None, ...]  # of an image [C, H, W]; None: a file of an earlier version does not say
 
     @torch.inference_mode()
     def logits(self, images: np.ndarray) -> Tensor:
         """What the model says to uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
+        self._check(images)
         outputs = []
         for batch in np.split(images, range(EVALUATION_BATCH, len(images), EVALUATION_BATCH)):
             draw = draw_view("plain", len(batch), self.views.augmentation, np.random.default_rng(0))
@@ -111,6 +114,16 @@ class SavedModel:
     def predict(self, images: np.ndarray) -> np.ndarray:
         """The classes, as numbers, of uint8 images [N, C, H, W]."""
         return self.logits(images).argmax(1).numpy()
+
+    def _check(self, images: object) -> None:
+        """Refuse what the data set could not hold: floats from 0 to 1, say, would be taken for black."""
+        fits, found = False, type(images).__name__
+        if isinstance(images, np.ndarray):
+            found = f"{images.dtype} {[*images.shape]}"
+            sizes = zip(self.shape, images.shape[1:], strict=False)
+            fits = (images.dtype, images.ndim) == (np.uint8, 4) and all(a in (None, b) for a, b in sizes)
+        wanted = ", ".join(str(size or sign) for size, sign in zip(self.shape, "CHW", strict=True))
+        require(fits, "images", found, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
 
     def __repr__(self) -> str:
         return f"<SavedModel {self.config.method} after round {self.round + 1}: {self.accuracy} %>"
@@ -140,6 +153,7 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
         network=_network(config, method, about["channels"], len(about["classes"]), weights),
         method=method,
         views=Views(augmentation, tuple(about["mean"]), tuple(about["std"]), cpu),
+        shape=(about["channels"], *about.get("size", (None, None))),
     )
 
 

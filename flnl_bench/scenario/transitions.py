@@ -44,18 +44,24 @@ def _candidates_by_class(client: NoisyClient) -> np.ndarray:
 def _rates(text: str) -> tuple[float, ...] | str:
     """Numbers joined by plus signs, or a file of them."""
     try:
-        return tuple(number(0)(part) for part in text.split("+"))
+        rates = tuple(number(0)(part) for part in text.split("+"))
     except ValueError:
         if "+" in text or not text:
             raise ValueError("numbers of 0 or more joined by +, or a file") from None
         return file(text)
+    if not any(rates):
+        raise ValueError("numbers of which one at least is above 0")
+    return rates
 
 
 def class_rates(everyone: NoisyClient) -> np.ndarray | None:
     """a, how much each class errs beside the others; None: all alike."""
     rates, classes = everyone.options["rates"], everyone.classes
     if isinstance(rates, str):
-        return everyone.array("rates", classes)
+        read = everyone.array("rates", classes)
+        if not read.any():
+            raise BadInput(f"setting {everyone.setting.name!r}: one of the rates at least must be above 0")
+        return read
     if rates is not None and len(rates) != classes:
         raise BadInput(
             f"setting {everyone.setting.name!r}: rates must be {classes} numbers, as many as classes, "
