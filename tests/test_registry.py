@@ -339,6 +339,7 @@ NUMBERS = [
     for field in dataclasses.fields(cls)
     if "float" in str(field.type) or "int" in str(field.type)
     if field.name != "forget_rate"  # checked with what the setting announces, at the start of a run
+    if (name, field.name) != ("selfie", "threshold")  # below 0 nothing passes
 ]
 
 
