@@ -4,6 +4,7 @@ from flnl_methods.fedavg import FedAvg
 from flnl_more.jointopt import JointOpt
 from flnl_more.robust_aggregation import Krum
 
+from flnl_bench.noisy_clients import distance_aware_average
 from flnl_bench.testing import degenerate_scenario, play, toy_engine, toy_scenario
 
 
@@ -29,3 +30,20 @@ def test_the_one_model_that_krum_takes_knows_the_classes_of_one_client():
         return len(logits.argmax(1).unique())
 
     assert known(Krum()) == 1 < known(FedAvg())
+
+
+def test_what_clients_know_that_are_called_noisy_fades():
+    # fednoro and fedelc where all clients are noisy, so that a split says little; without logit
+    # adjustment and distillation FedNoRo stays below FedAvg there
+    scenario = toy_scenario("clean", "shard-1")
+    engine = toy_engine(FedAvg(), scenario, fraction=1.0, epochs=5)
+    updates = engine.federation.train(range(6))
+    holders = {k for k, rows in enumerate(scenario.clients) if (scenario.true[rows] == 2).all()}
+    test = engine.test_rows[engine.test_labels.numpy() == 2]
+
+    def belief(noisy):
+        weights = distance_aware_average(updates, noisy)
+        return engine.executor.logits(weights, "test", test).softmax(1)[:, 2].mean().item()
+
+    assert len(holders) == 2
+    assert belief(holders) < belief(set()) - 0.1
