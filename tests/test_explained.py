@@ -1,5 +1,6 @@
 """Why a method falls below FedAvg, or another way of it does so much better, in the published tables."""
 
+import torch
 from flnl_methods.fedavg import FedAvg
 from flnl_more.jointopt import JointOpt
 from flnl_more.robust_aggregation import Krum
@@ -47,3 +48,14 @@ def test_what_clients_know_that_are_called_noisy_fades():
 
     assert len(holders) == 2
     assert belief(holders) < belief(set()) - 0.1
+
+
+def test_krum_takes_the_model_of_a_client_with_right_labels_if_there_are_some():
+    # krum under sym-0.6
+    scenario = toy_scenario("sym-0.5:1.0-1.0")
+    engine = toy_engine(Krum(), scenario, fraction=1.0, epochs=5)
+    updates = engine.federation.train(range(6))
+    taken = engine.method.aggregate(engine.server, updates)["head.weight"]
+    (chosen,) = [u.client for u in updates if torch.equal(u.weights["head.weight"], taken)]
+    rows = scenario.clients[chosen]
+    assert (scenario.given[rows] == scenario.true[rows]).all()
