@@ -121,7 +121,7 @@ class Views:
         self._grey = to_device(grey.astype(np.uint8)[:, None, None], self.device)
 
     def render(self, images: Tensor, draw: Draw) -> Tensor:
-        """Render uint8 images [B, C, H, W] as normalised float32 images [B, C, size, size]."""
+        """Render uint8 images [B, C, H, W] as normalised images [B, C, size, size] of torch's default."""
         if len(images) != len(draw):
             raise ValueError(f"{len(images)} images but {len(draw)} draws")
         if draw.view == "plain":
