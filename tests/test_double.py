@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import flnl_bench as fb
 from flnl_bench.registry import default_registry
 from flnl_bench.testing import play, toy_engine
 
@@ -25,3 +26,9 @@ def test_a_method_computes_in_the_default_precision_of_torch(name):
     play(engine, 6)  # beyond the warm-up of all methods
     assert {w.dtype for w in engine.server.weights.values() if w.is_floating_point()} == {torch.float64}
     assert all(torch.isfinite(w).all() for w in engine.server.weights.values())
+
+
+def test_a_run_that_would_be_recorded_as_one_of_float32_is_refused(tmp_path):
+    with pytest.raises(fb.BadInput, match="default type is float64, but recorded runs are of float32"):
+        fb.run("fedavg", "clean", rounds=1, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

@@ -118,6 +118,17 @@ def keep_freed_memory() -> None:
         mallopt(MMAP_THRESHOLD, LARGEST)
 
 
+def check_float32() -> None:
+    """Refuse to record a run under another default of torch: nothing in its record would tell."""
+    default = torch.get_default_dtype()
+    if default != torch.float32:
+        name = str(default).removeprefix("torch.")
+        raise BadInput(
+            f"torch's default type is {name}, but recorded runs are of float32: call "
+            "torch.set_default_dtype(torch.float32) before"
+        )
+
+
 def check_precision(device: str, precision: str) -> None:
     """Refuse bfloat16 on a CPU that announces instructions which its system does not allow.
 

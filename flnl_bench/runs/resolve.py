@@ -162,9 +162,10 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
         registry: where methods are found.
         progress: called as (what, done, total) while a large data set is decoded.
     """
-    from flnl_bench.engine.devices import check_precision, choose_devices
+    from flnl_bench.engine.devices import check_float32, check_precision, choose_devices
     from flnl_bench.runs.play import Run
 
+    check_float32()
     for name in request.tracker:
         find_tracker(name)
     given = load_scenario(request.scenario) if request.scenario else None
