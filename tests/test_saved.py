@@ -197,7 +197,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         ("bad.toml", "base = 'quik'", "unknown preset 'quik'"),
         ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
         ("bad.toml", "[default]\nrounds = 3", "preset 'bad' does not say model, clients"),
-        ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }", "did you mean 'mu'"),
+        ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }", "bad.toml; did you mean 'mu'"),
         (
             "bad.toml",
             "base = 'quick'\n[default]\nrounds = -3",
@@ -305,6 +305,7 @@ def test_a_run_file_says_what_the_options_say_and_the_options_win(tmp_path, pres
         ("method = 'fedavg'\nsetting = 5", "mine.toml: setting is 5, but must be a name"),
         ("setting = 'clean'\nrounds = '2'", "mine.toml: rounds must be of type int, not '2'"),
         ("setting = 'clean'\n[training]\nrounds = -3", "mine.toml: rounds is -3, but must be"),
+        ("method = 'fedavg'\nsetting = 'synn-1.0'", "mine.toml)"),
     ],
 )
 def test_a_bad_run_file_is_refused_in_one_line(tmp_path, text, said):

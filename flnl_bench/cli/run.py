@@ -125,7 +125,7 @@ def run(
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
-            results = [play(each, fresh) for each in prepare(chosen or [1], asked)]
+            results = [play(each, fresh) for each in prepare(chosen or [1], asked, file)]
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise
@@ -180,15 +180,18 @@ def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
         debugger.post_mortem(cause.__traceback__)
 
 
-def prepare(seeds: list[int], asked: dict[str, Any]) -> list[Run]:
-    """The runs of all seeds, before anything is written."""
+def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Run]:
+    """The runs of all seeds, before anything is written; errors name the run file, if there is one."""
     with waiting("preparing"):
         from flnl_bench.runs.library import prepare_seeds
         from flnl_bench.runs.resolve import check_source
 
         check_source(asked, "--")
         tell_problems()
-        runs = prepare_seeds(seeds, loading=reporting(), **asked)
+        try:
+            runs = prepare_seeds(seeds, loading=reporting(), **asked)
+        except BadInput as error:
+            raise BadInput(f"{error} (with the options of {file})" if file else str(error)) from error
     for each in runs:
         each.tell = lambda text: note(f"warning: {text}")
     return runs

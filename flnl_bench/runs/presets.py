@@ -84,14 +84,18 @@ def _read_own(path: Path) -> Preset:
 def _checked(preset: Preset, where: str) -> Preset:
     """A user's preset whose data sets, methods and numbers there are; errors say `where` it is."""
     from flnl_bench.data import dataset_name
-    from flnl_bench.registry import default_registry
+    from flnl_bench.registry import default_registry, hyperparameters
 
     methods = default_registry().methods
     for section, values in {"default": preset.default, **preset.datasets}.items():
         check_values({k: v for k, v in values.items() if k != "methods"}, f"{where}: {section}: ")
-        for name in values.get("methods", {}).keys() - methods.keys():
-            told = unknown("method", name, methods, where)
-            raise BadInput(f"{told}; the plugin of another has to be installed, or given with --plugin")
+        for name, given in values.get("methods", {}).items():
+            if name not in methods:
+                told = unknown("method", name, methods, where)
+                raise BadInput(f"{told}; the plugin of another has to be installed, or given with --plugin")
+            kinds = hyperparameters(methods[name])
+            for key in given.keys() - kinds.keys():
+                raise unknown(f"hyper-parameter of {name}", key, kinds, where)
     try:
         return replace(preset, datasets={dataset_name(k): v for k, v in preset.datasets.items()})
     except BadInput as error:
