@@ -165,10 +165,11 @@ def tiny_run(tmp_path):
     return prepare(item.request)
 
 
-def test_a_run_that_was_taken_over_while_it_was_prepared_writes_nothing(tiny_run, monkeypatch):
+def test_a_run_that_another_takes_while_its_engine_is_built_writes_nothing(tiny_run, monkeypatch):
     path = tiny_run.folder.path
 
     def build(*arguments):
+        path.mkdir(parents=True)
         leave_claim(path, 0)
         return Engine(*arguments)
 

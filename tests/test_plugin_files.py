@@ -280,3 +280,19 @@ def test_what_a_plugin_prints_is_no_result(tmp_path, write, workers, capfd):
     assert done.json["method"] == "mine"  # the one document on stdout
     assert "imported" in done.errors
     assert "a loss" in [*done.errors, *capfd.readouterr().err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "asked"),
+    [
+        ("    def loss", "    def server_state(self, server):\n        1 / 0\n\n    def loss", []),
+        ("    backbone = nn", "    1 / 0\n    backbone = nn", ["--model", "flat"]),
+    ],
+)
+def test_what_cannot_be_built_leaves_nothing_behind(write, tmp_path, old, new, asked):
+    file = write((METHOD.format(scale=1.0) + OTHERS).replace(old, new))
+    options = [*tiny(tmp_path / "runs", method="mine"), "--plugin", file, *asked]
+    done = flnl(*options)
+    assert (done.code, len(done.errors)) == (1, 1)
+    assert "division by zero (mine.py:" in done.errors[0]
+    assert not (tmp_path / "runs").exists()

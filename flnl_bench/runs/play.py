@@ -94,15 +94,19 @@ class Run:
         if not fresh and (record := self.finished()):
             self._tidy(folder)
             return record
-        folder.create()
-        with claimed(folder.path) as claim:
-            folder.sweep_parts()
-            if fresh:
-                folder.clear()
-            try:
-                return self.finished() or self._play(folder, claim, progress)
-            except SystemExit as stop:  # of a hook: it must not pass for the end of the program
-                raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
+        try:
+            engine = Engine(
+                self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
+            )
+            with contextlib.closing(engine):  # built first: what cannot be leaves nothing behind
+                folder.create()
+                with claimed(folder.path) as claim:
+                    folder.sweep_parts()
+                    if fresh:
+                        folder.clear()
+                    return self.finished() or self._go_on(engine, folder, claim, progress)
+        except SystemExit as stop:  # of a hook: it must not pass for the end of the program
+            raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
 
     def _tidy(self, folder: RunFolder) -> None:
         """Remove what a kill after the last round has left; a disk that can only be read keeps it."""
@@ -111,13 +115,6 @@ class Run:
             if folder.leftovers():
                 with claimed(folder.path):
                     folder.sweep()
-
-    def _play(self, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
-        engine = Engine(
-            self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
-        )
-        with contextlib.closing(engine):
-            return self._go_on(engine, folder, claim, progress)
 
     def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         checkpoint = self.checkpoint
