@@ -163,10 +163,11 @@ def test_natural_noise_has_its_forget_rate_in_the_paper_preset():
 
 def test_quick_tunes_no_method_its_hyperparameters_are_those_of_the_paper():
     quick, paper = load_preset("quick"), load_preset("paper")
+    counts_samples = {"feddiv": {"least_samples": 10}}  # clients are smaller, so this is, too
     for dataset in {*quick.datasets, *paper.datasets, "another"}:
         for method in default_registry().methods:
             values = [preset.hyperparameters(dataset, method) for preset in (quick, paper)]
-            assert values[0] == values[1], (dataset, method)
+            assert values[0] == values[1] | counts_samples.get(method, {}), (dataset, method)
 
 
 def test_quick_has_the_schedule_of_the_paper():

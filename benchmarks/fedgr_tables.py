@@ -1,0 +1,108 @@
+"""The tables of docs/fedgr.md from the published runs: `python -m benchmarks.fedgr_tables`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+import flnl_bench as fb
+from flnl_bench.recorder.transfer import import_runs
+
+METHODS = ("fedavg", "fedavg/strong", "fedgr", "fedgr/released")
+SETTINGS = ("sym-0.6", "sym-1.0", "mixed-1.0")
+SWITCHES = Path(__file__).parents[1] / "results" / "studies" / "fedgr-switches.zip"
+
+
+def main() -> None:
+    """Print both kinds of tables."""
+    runs = finished(fb.load_results(Path("nothing"), with_published=True))
+    for partition in ("iid", "dir-0.3"):
+        show(measured(runs[runs.partition == partition], partition))
+    with tempfile.TemporaryDirectory() as folder:
+        import_runs(SWITCHES, Path(folder))
+        show(switches(finished(fb.load_results(Path(folder)))))
+
+
+def finished(results: fb.Results) -> pd.DataFrame:
+    """One row a run, with the diagnostics of its last round."""
+    last = results.rounds.sort_values("round").groupby("run_dir").tail(1).set_index("run_dir")
+    wanted = [name for name in last.columns if name.startswith("diagnostics_")]
+    return results.runs.join(
+        last[wanted].rename(columns=lambda name: name.removeprefix("diagnostics_")), "run_dir"
+    )
+
+
+def measured(runs: pd.DataFrame, partition: str) -> Iterator[Sequence[str]]:
+    """Accuracies of four methods, and what the two of them that judge labels know in the end."""
+    both, shown = METHODS[2:], "`fedgr`; released"
+    rows: list[tuple[str, Sequence[str], Callable[[pd.DataFrame], str]]] = [
+        *((f"`{method}`", [method], accuracy) for method in METHODS),
+        *((f"sieve of `{method}`: F-score (precision, recall)", [method], sieve) for method in both),
+        (
+            f"Pearson correlation of r_k with the truth: {shown}",
+            both,
+            lambda r: ratio(r.noise_ratio_correlation),
+        ),
+        (f"samples in the store, of these right (%): {shown}", both, store),
+        (f"wrong labels memorised (%): `fedavg`; control; {shown}", METHODS, lambda r: percent(r.memorised)),
+    ]
+    yield [partition, *(f"`{setting}`" for setting in SETTINGS)]
+    for title, methods, told in rows:
+        cells = [[runs[(runs.method == m) & (runs.setting == s)] for m in methods] for s in SETTINGS]
+        yield [title, *("; ".join(told(each) for each in cell) for cell in cells)]
+
+
+def switches(runs: pd.DataFrame) -> Iterator[Sequence[str]]:
+    """Last-10 accuracy with each switch alone."""
+    cells = [(setting, partition) for partition in ("iid", "dir-0.3") for setting in ("sym-0.6", "mixed-1.0")]
+    yield ["", *(f"`{setting}`, {partition}" for setting, partition in cells)]
+    names = runs.changed.map(lambda changed: ", ".join(changed)).where(runs.method == "fedgr", "all")
+    for name in ["", *sorted(set(names) - {"", "all"}), "all"]:
+        some = runs[names == name]
+        title = {"": "`fedgr`", "all": "all: `fedgr/released`"}.get(name, f"`{name}`")
+        yield [
+            title,
+            *(accuracy(some[(some.setting == s) & (some.partition == p)], best=False) for s, p in cells),
+        ]
+
+
+def accuracy(runs: pd.DataFrame, best: bool = True) -> str:
+    """Last-10 as a mean over seeds, and the best round."""
+    spread = f" ± {runs.last10.std():.1f}" if len(runs) > 1 else ""
+    return f"{runs.last10.mean():.1f}{spread}" + (f" ({runs.best.mean():.1f})" if best else "")
+
+
+def sieve(runs: pd.DataFrame) -> str:
+    """F-score, precision and recall of what is called clean."""
+    return f"{ratio(runs.sieve_f_score)} ({ratio(runs.sieve_precision)}, {ratio(runs.sieve_recall)})"
+
+
+def store(runs: pd.DataFrame) -> str:
+    """How many samples have a label in the store, and how many of these labels are right."""
+    return f"{percent(runs.pseudo_label_coverage)}, {percent(runs.pseudo_label_accuracy)}"
+
+
+def ratio(values: pd.Series) -> str:
+    """A number from −1 to 1, without its leading zero."""
+    return f"{values.mean():.2f}".replace("0.", ".", 1).replace("-", "−")
+
+
+def percent(values: pd.Series) -> str:
+    """A whole number, or a dash where there is nothing."""
+    return "–" if values.isna().all() else f"{values.mean():.0f}"
+
+
+def show(rows: Iterator[Sequence[str]]) -> None:
+    """Print a table in Markdown; numbers stand right."""
+    for number, row in enumerate(rows):
+        print(f"| {' | '.join(row)} |")
+        if number == 0:
+            print(f"|---|{'---:|' * (len(row) - 1)}")
+    print()
+
+
+if __name__ == "__main__":
+    main()
