@@ -209,6 +209,7 @@ def test_a_notebook_shows_tables_and_warnings(folder):
         ({"datasets": "digit"}, "did you mean 'digits'"),
         ({"settings": "sym-x"}, "unknown setting 'sym-x' in the results"),
         ({"presets": ["papper"]}, "unknown preset 'papper'"),
+        ({"seeds": [7]}, "unknown seed '7' in the results"),
         ({"against": "fedgrr"}, "did you mean 'fedgr'"),
     ],
 )

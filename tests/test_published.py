@@ -75,6 +75,13 @@ def test_the_command_adds_them(shipped):
     assert "fedprox" in both.out
 
 
+def test_the_seeds_of_ones_own_runs_can_be_compared_alone(shipped):
+    write_run(shipped / "own", "fedavg", seed=13, accuracy=40.0)
+    asked = ["leaderboard", shipped / "own", "--with-published", "--format", "json"]
+    (table,) = flnl(*asked, "--seed", 13).json["tables"]
+    assert [list(row["cells"]["sym-1.0"]["seeds"]) for row in table["rows"]] == [["13"], ["13"]]
+
+
 def test_a_cache_that_cannot_be_written_to_is_no_obstacle(shipped, monkeypatch):
     (shipped / "cache").write_text("a file in its place")
     monkeypatch.setattr(published.tempfile, "gettempdir", lambda: str(shipped / "temporary"))

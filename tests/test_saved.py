@@ -197,7 +197,11 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         ("bad.toml", "base = 'quik'", "unknown preset 'quik'"),
         ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
         ("bad.toml", "[default]\nrounds = 3", "preset 'bad' does not say model, clients"),
-        ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }", "bad.toml; did you mean 'mu'"),
+        (
+            "bad.toml",
+            "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }",
+            "bad.toml; did you mean 'mu'",
+        ),
         (
             "bad.toml",
             "base = 'quick'\n[default]\nrounds = -3",

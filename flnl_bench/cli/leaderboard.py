@@ -34,6 +34,7 @@ def leaderboard(
     partition: options.OnlyPartition = None,
     setting: options.OnlySetting = None,
     preset: options.OnlyPreset = None,
+    seed: options.OnlySeed = None,
     against: Annotated[
         str | None,
         option(WHAT, "METHOD", "Add paired differences to this method, with confidence interval and test."),
@@ -77,6 +78,7 @@ def leaderboard(
         methods=method,
         settings=setting,
         partitions=partition,
+        seeds=seed,
     )
     for text in board.warnings:
         note(f"warning: {text}")

@@ -75,6 +75,7 @@ OnlyDataset = Annotated[list[str] | None, _only("data set")]
 OnlyPartition = Annotated[list[str] | None, _only("partition")]
 OnlySetting = Annotated[list[str] | None, _only("setting")]
 OnlyPreset = Annotated[list[str] | None, _only("preset")]
+OnlySeed = Annotated[list[int] | None, option(ONLY, "N", "Only this seed; may be repeated.")]
 Json = Annotated[bool, flag(FILES, "Print exactly one JSON object on stdout.", "--json")]
 
 

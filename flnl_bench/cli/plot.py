@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flnl_bench.cli import options
 from flnl_bench.cli.console import note, waiting
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.show import RUNS
@@ -27,7 +28,7 @@ KINDS = {
     "ablation": "the variants of one method as bars",
     "grid": "two swept hyper-parameters as a heat map",
 }
-WHICH, HOW = "Which runs", "How they are drawn"
+HOW = "How they are drawn"
 
 
 def plot(
@@ -46,16 +47,12 @@ def plot(
             show_default=str(RUNS),
         ),
     ] = None,
-    method: Annotated[list[str] | None, option(WHICH, "NAME", "Only this method; may be repeated.")] = None,
-    setting: Annotated[list[str] | None, option(WHICH, "NAME", "Only this setting; may be repeated.")] = None,
-    partition: Annotated[
-        list[str] | None, option(WHICH, "NAME", "Only this partition; may be repeated.")
-    ] = None,
-    dataset: Annotated[
-        list[str] | None, option(WHICH, "NAME", "Only this data set; may be repeated.")
-    ] = None,
-    preset: Annotated[list[str] | None, option(WHICH, "NAME", "Only this preset; may be repeated.")] = None,
-    seed: Annotated[list[int] | None, option(WHICH, "N", "Only this seed; may be repeated.")] = None,
+    method: options.OnlyMethod = None,
+    setting: options.OnlySetting = None,
+    partition: options.OnlyPartition = None,
+    dataset: options.OnlyDataset = None,
+    preset: options.OnlyPreset = None,
+    seed: options.OnlySeed = None,
     metric: Annotated[
         str | None, option(HOW, "NAME", "last10 or best (cost, ablation, grid).", default="last10")
     ] = None,

@@ -102,6 +102,7 @@ def leaderboard(
     methods: str | Sequence[str] | None = None,
     settings: str | Sequence[str] | None = None,
     partitions: str | Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Leaderboard:
     """Tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
@@ -116,6 +117,7 @@ def leaderboard(
         methods: Only these methods.
         settings: Only these settings.
         partitions: Only these partitions.
+        seeds: Only these seeds, say those that your own runs have.
     """
     check_metric(metric)
     if isinstance(source, str | os.PathLike):
@@ -126,7 +128,8 @@ def leaderboard(
         raise BadInput(f"there is no finished run {where}")
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
     names = {what: _names(given) for what, given in {**only, "method": methods}.items()}
-    return make_leaderboard(found, metric, only=names, against=against, paper=paper)
+    wanted: dict[str, Sequence[str | int]] = {**names, "seed": seeds or ()}
+    return make_leaderboard(found, metric, only=wanted, against=against, paper=paper)
 
 
 def check_folder(folder: Path) -> None:

@@ -107,11 +107,11 @@ def make_leaderboard(
     found: Found,
     metric: str,
     *,
-    only: Mapping[str, Sequence[str]],
+    only: Mapping[str, Sequence[str | int]],
     against: str | None = None,
     paper: bool = False,
 ) -> Leaderboard:
-    """The tables of the finished runs that have one of the names that `only` has, as of a data set."""
+    """The tables of the finished runs that have one of the values that `only` has, as of a data set."""
     if against is not None and metric == COST:
         raise BadInput("paired differences are of a metric; --against and --metric cost do not go together")
     groups, warnings = group(chosen(found.runs, only))

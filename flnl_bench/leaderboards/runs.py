@@ -83,8 +83,8 @@ def finished_run(record: RunRecord, path: Path) -> FinishedRun:
     )
 
 
-def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str]]) -> list[R]:
-    """Those whose attributes have one of the names that are given for them; no name means any."""
+def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str | int]]) -> list[R]:
+    """Those whose attributes have one of the values that are given for them; no value means any."""
     only = {
         what: _as_written(what, names, {getattr(run, what) for run in runs}) for what, names in only.items()
     }
@@ -96,17 +96,17 @@ def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str]]) -> list[R]:
     return left
 
 
-def _as_written(what: str, names: Sequence[str], there: Set[str]) -> list[str]:
+def _as_written(what: str, names: Sequence[str | int], there: Set[str | int]) -> list[str | int]:
     """Names as runs have them: a setting may be written in every way that `run` understands."""
-    found = []
+    found: list[str | int] = []
     for name in names:
         same = name
         if what == "setting" and name not in there:
             from flnl_bench.scenario import parse_setting  # needs NumPy, which tables can do without
 
             with contextlib.suppress(BadInput):
-                same = parse_setting(name).name
+                same = parse_setting(str(name)).name
         if same not in there:
-            raise unknown(what, name, there, "the results")
+            raise unknown(what, str(name), map(str, there), "the results")
         found.append(same)
     return found
