@@ -23,7 +23,9 @@ def main() -> None:
         show(measured(runs[runs.partition == partition], partition))
     with tempfile.TemporaryDirectory() as folder:
         import_runs(SWITCHES, Path(folder))
-        show(switches(finished(fb.load_results(Path(folder)))))
+        changed = finished(fb.load_results(Path(folder)))
+    same = runs.method.isin(METHODS[2:]) & runs.seed.isin(changed.seed)  # with which they are compared
+    show(switches(pd.concat([runs[same], changed])))
 
 
 def finished(results: fb.Results) -> pd.DataFrame:

@@ -8,6 +8,8 @@ import torch
 from feddiv_terms import BEGIN, terms
 from flnl_methods.feddiv import FIXED_START, FedDiv
 
+from flnl_bench.numerics import uniform_penalty
+
 
 def look(
     method, given, guess, *, visits=9, debiased=None, unsure=(), batch_size=1, round=BEGIN, filter=FIXED_START
@@ -144,3 +146,13 @@ def test_a_label_that_was_replaced_for_good_is_not_believed_clean():
     state = look(method, *with_noise(1)).state
     state["judged"]["kept"][0] = False
     assert method.beliefs(None, 0, state).clean.tolist() == [False] + [True] * 19
+
+
+def test_a_class_that_the_model_has_lost_is_trained_on_by_nobody_and_only_the_penalty_recalls_it():
+    # Why FedDiv loses classes under iid in the published tables: its paper leaves the penalty out there.
+    given, guess = [0] * 10 + [2] * 10, [0] * 10 + [1] * 10
+    targets = look(FedDiv(), given, guess, debiased=guess).state["targets"].tolist()
+    assert targets == guess
+    logits = torch.tensor([[1.0, 1.0, -3.0]], requires_grad=True)
+    uniform_penalty(logits).backward()
+    assert logits.grad[0, 2] < 0 < logits.grad[0, 0]  # a step against it lifts the lost class

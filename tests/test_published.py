@@ -11,10 +11,13 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_run
 
+from benchmarks import fedgr_tables
 from flnl_bench.leaderboards.frames import leaderboard, load_results
 from flnl_bench.recorder import published
 from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.recorder.transfer import export_runs, import_runs
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -102,12 +105,25 @@ def test_the_project_publishes_whole_runs_that_say_which_code_made_them(tmp_path
     assert all(runs.sources.map(len) == 1)
 
 
+def rows_of(text):
+    """The rows of tables in Markdown."""
+    return [line for line in text.splitlines() if line.startswith("| ")]
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/baselines.md"])
-def test_the_tables_of_a_page_are_what_the_command_that_it_names_prints(name, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / name).read_text()
-    command = re.search(r"flnl-bench (leaderboard --with-published [^`\n]*--format md)", page)
+def test_the_tables_of_a_page_are_what_the_commands_that_it_names_print(name, tmp_path, monkeypatch):
+    page = (ROOT / name).read_text()
+    commands = re.findall(r"flnl-bench (leaderboard --with-published [^`\n]*--format md)", page)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    printed = [row for row in flnl(*shlex.split(command[1])).out.splitlines() if row.startswith("| ")]
+    printed = [row for command in commands for row in rows_of(flnl(*shlex.split(command)).out)]
     assert len(printed) > 10
-    assert [row for row in page.splitlines() if row in printed] == printed
+    assert [row for row in rows_of(page) if row in printed] == printed
+
+
+def test_the_tables_of_fedgr_are_what_their_script_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fedgr_tables.main()
+    printed = rows_of(capsys.readouterr().out)
+    assert len(printed) > 10
+    assert [row for row in rows_of((ROOT / "docs/fedgr.md").read_text()) if row in printed] == printed
