@@ -19,13 +19,13 @@ SWITCHES = Path(__file__).parents[1] / "results" / "studies" / "fedgr-switches.z
 def main() -> None:
     """Print both kinds of tables."""
     runs = finished(fb.load_results(Path("nothing"), with_published=True))
-    for partition in ("iid", "dir-0.3"):
-        show(measured(runs[runs.partition == partition], partition))
     with tempfile.TemporaryDirectory() as folder:
         import_runs(SWITCHES, Path(folder))
         changed = finished(fb.load_results(Path(folder)))
     same = runs.method.isin(METHODS[2:]) & runs.seed.isin(changed.seed)  # with which they are compared
     show(switches(pd.concat([runs[same], changed])))
+    for partition in ("iid", "dir-0.3"):
+        show(measured(runs[runs.partition == partition], partition))
 
 
 def finished(results: fb.Results) -> pd.DataFrame:
