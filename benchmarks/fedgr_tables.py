@@ -29,12 +29,11 @@ def main() -> None:
 
 
 def finished(results: fb.Results) -> pd.DataFrame:
-    """One row a run, with the diagnostics of its last round."""
-    last = results.rounds.sort_values("round").groupby("run_dir").tail(1).set_index("run_dir")
+    """One row a run of these methods, with the diagnostics of its last round."""
+    runs = results.runs[results.runs.method.isin(METHODS)]
+    last = results.rounds_of(runs).sort_values("round").groupby("run_dir").tail(1).set_index("run_dir")
     wanted = [name for name in last.columns if name.startswith("diagnostics_")]
-    return results.runs.join(
-        last[wanted].rename(columns=lambda name: name.removeprefix("diagnostics_")), "run_dir"
-    )
+    return runs.join(last[wanted].rename(columns=lambda name: name.removeprefix("diagnostics_")), "run_dir")
 
 
 def measured(runs: pd.DataFrame, partition: str) -> Iterator[Sequence[str]]:

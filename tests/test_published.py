@@ -98,8 +98,14 @@ def test_beliefs_travel_with_a_run(shipped):
     assert len(sent) == 2
 
 
-def test_the_project_publishes_whole_runs_that_say_which_code_made_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where what the project publishes is unpacked, once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_project_publishes_whole_runs_that_say_which_code_made_them(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     runs = load_results(published.published_folder()).runs
     assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= set(runs.method)
     assert all(runs.sources.map(len) == 1)
@@ -111,18 +117,18 @@ def rows_of(text):
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/baselines.md"])
-def test_the_tables_of_a_page_are_what_the_commands_that_it_names_print(name, tmp_path, monkeypatch):
+def test_the_tables_of_a_page_are_what_the_commands_that_it_names_print(name, cache, tmp_path, monkeypatch):
     page = (ROOT / name).read_text()
     commands = re.findall(r"flnl-bench (leaderboard --with-published [^`\n]*--format md)", page)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     printed = [row for command in commands for row in rows_of(flnl(*shlex.split(command)).out)]
     assert len(printed) > 10
     assert [row for row in rows_of(page) if row in printed] == printed
 
 
-def test_the_tables_of_fedgr_are_what_their_script_prints(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_tables_of_fedgr_are_what_their_script_prints(cache, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     fedgr_tables.main()
     printed = rows_of(capsys.readouterr().out)
     assert len(printed) > 10
