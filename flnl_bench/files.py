@@ -194,11 +194,12 @@ def _real(digits: str) -> float:
 
 
 def _check_depth(value: Any, left: int) -> None:
-    if isinstance(value, dict | list):
+    if type(value) in (dict, list):  # all that json.loads makes
         if not left:
             raise RecursionError
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_depth(item, left - 1)
+        for item in value.values() if type(value) is dict else value:
+            if type(item) in (dict, list):  # most are not: a call for each would take the time of the parsing
+                _check_depth(item, left - 1)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
