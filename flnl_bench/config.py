@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -69,9 +70,14 @@ NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a 
 TRAINING = tuple(part.name for part in dataclasses.fields(Training))
 
 
+@functools.cache  # a suite asks thousands of times
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Training)
+
+
 def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Changes of a protocol, each of the type that Training declares; errors say `where` they are."""
-    hints, changes = typing.get_type_hints(Training), {}
+    hints, changes = _hints(), {}
     for name, value in values.items():
         kinds = typing.get_args(hints[name]) or (hints[name],)
         value = plain(value)

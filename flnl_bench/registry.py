@@ -157,8 +157,13 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
 # -- hyper-parameters on the command line -----------------------------------------------------------
 def hyperparameters(cls: type[Method]) -> dict[str, Any]:
     """The type of each hyper-parameter of a method."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+
+@functools.cache  # a suite asks thousands of times
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def values_of(method: Method) -> dict[str, Any]:
