@@ -17,6 +17,15 @@ def engine_state(round):
     return {"round": round, "weights": {"w": torch.full((2, 3), float(round))}, "server": {"noisy": None}}
 
 
+def large(value):
+    return {"seen": torch.full((20_000,), float(value))}
+
+
+def seen(clients):
+    """The value of each client's state, large or small."""
+    return {k: int(torch.as_tensor(state["seen"]).max()) for k, state in clients.items()}
+
+
 def saved(folder, round, clients, changed):
     checkpoint = Checkpoint(folder)
     if checkpoint.exists:
@@ -27,8 +36,8 @@ def saved(folder, round, clients, changed):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A checkpoint after two rounds, with two clients."""
-    saved(tmp_path / "checkpoint", 2, {3: {"seen": 1}, 11: {"seen": 2}}, [3, 11])
+    """A checkpoint after two rounds, with two clients of large states and one of a small state."""
+    saved(tmp_path / "checkpoint", 2, {3: large(1), 7: {"seen": 7}, 11: large(2)}, {3, 7, 11})
     return tmp_path / "checkpoint"
 
 
@@ -50,7 +59,7 @@ def test_nested_states_come_back_as_they_were(tmp_path):
         "infinite": -math.inf,
         "nothing": {},
     }
-    Checkpoint(tmp_path).save(state, {}, [], [])
+    Checkpoint(tmp_path).save(state, {}, set(), [])
     back, clients, rounds = Checkpoint(tmp_path).load()
     assert list(back) == list(state)
     assert (clients, rounds) == ({}, [])
@@ -70,7 +79,7 @@ def test_nested_states_come_back_as_they_were(tmp_path):
 def test_weights_in_channels_last_keep_their_values_and_get_their_layout_back(tmp_path):
     weight = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     single = torch.randn(4, 1, 5, 5).contiguous(memory_format=torch.channels_last)
-    Checkpoint(tmp_path).save({"round": 1, "w": weight, "one": single}, {}, [], [])
+    Checkpoint(tmp_path).save({"round": 1, "w": weight, "one": single}, {}, set(), [])
     back, _, _ = Checkpoint(tmp_path).load()
     again = placed(back, torch.device("cpu"))
     for name, tensor in (("w", weight), ("one", single)):
@@ -80,7 +89,7 @@ def test_weights_in_channels_last_keep_their_values_and_get_their_layout_back(tm
 
 def test_views_of_one_tensor_are_saved(tmp_path):
     both = torch.arange(6.0)
-    Checkpoint(tmp_path).save({"round": 1, "a": both[:3], "b": both[3:], "all": both}, {}, [], [])
+    Checkpoint(tmp_path).save({"round": 1, "a": both[:3], "b": both[3:], "all": both}, {}, set(), [])
     back, _, _ = Checkpoint(tmp_path).load()
     assert (back["a"].tolist(), back["b"].tolist()) == ([0.0, 1.0, 2.0], [3.0, 4.0, 5.0])
 
@@ -88,11 +97,11 @@ def test_views_of_one_tensor_are_saved(tmp_path):
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes"])
 def test_what_cannot_be_saved_is_refused_by_its_type(tmp_path, value):
     with pytest.raises(TypeError, match=f"may not hold a {type(value).__name__}"):
-        Checkpoint(tmp_path).save({"round": 1, "x": value}, {}, [], [])
+        Checkpoint(tmp_path).save({"round": 1, "x": value}, {}, set(), [])
 
 
 # -- only what changed -------------------------------------------------------------------------------
-def test_only_changed_clients_are_written_and_old_files_go(folder):
+def test_only_changed_large_states_are_written_and_old_files_go(folder):
     assert files(folder) == [
         "client-00003-r00002.safetensors",
         "client-00011-r00002.safetensors",
@@ -100,7 +109,7 @@ def test_only_changed_clients_are_written_and_old_files_go(folder):
         "state.json",
     ]
     untouched = (folder / "client-00011-r00002.safetensors").stat()
-    saved(folder, 3, {3: {"seen": 5}, 11: {"seen": "not written"}}, [3])
+    saved(folder, 3, {3: large(5), 7: {"seen": 8}, 11: large(99)}, {3, 7})
     assert files(folder) == [
         "client-00003-r00003.safetensors",
         "client-00011-r00002.safetensors",
@@ -110,7 +119,32 @@ def test_only_changed_clients_are_written_and_old_files_go(folder):
     now = (folder / "client-00011-r00002.safetensors").stat()
     assert (now.st_mtime_ns, now.st_ino) == (untouched.st_mtime_ns, untouched.st_ino)
     state, clients, rounds = Checkpoint(folder).load()
-    assert (state["round"], clients, len(rounds)) == (3, {3: {"seen": 5}, 11: {"seen": 2}}, 3)
+    assert (state["round"], seen(clients), len(rounds)) == (3, {3: 5, 7: 8, 11: 2}, 3)
+
+
+def test_a_state_that_grows_gets_a_file_and_one_that_shrinks_loses_it(folder):
+    saved(folder, 3, {3: {"seen": 4}, 7: large(6), 11: large(2)}, {3, 7})
+    assert files(folder) == [
+        "client-00007-r00003.safetensors",
+        "client-00011-r00002.safetensors",
+        "engine-r00003.safetensors",
+        "state.json",
+    ]
+    assert seen(Checkpoint(folder).load()[1]) == {3: 4, 7: 6, 11: 2}
+
+
+def test_a_checkpoint_of_format_2_is_gone_on_from(tmp_path, monkeypatch):
+    """There every client had a file, and the engine's had no states of clients."""
+    folder = tmp_path / "checkpoint"
+    with monkeypatch.context() as patch:
+        patch.setattr("flnl_bench.engine.checkpoint.SMALL", -1)
+        patch.setattr("flnl_bench.engine.checkpoint.FORMAT", 2)
+        saved(folder, 3, {3: large(5), 7: {"seen": 8}}, {3, 7})
+    assert "client-00007-r00003.safetensors" in files(folder)
+    assert seen(Checkpoint(folder).load()[1]) == {3: 5, 7: 8}
+    saved(folder, 4, {3: large(5), 7: {"seen": 9}}, {7})
+    assert files(folder) == ["client-00003-r00003.safetensors", "engine-r00004.safetensors", "state.json"]
+    assert seen(Checkpoint(folder).load()[1]) == {3: 5, 7: 9}
 
 
 def test_a_checkpoint_says_how_many_rounds_it_holds(folder, tmp_path):
@@ -133,11 +167,11 @@ def test_a_kill_before_any_file_is_renamed_leaves_the_old_checkpoint(folder, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            saved(folder, 3, {3: {"seen": 9}, 11: {"seen": 9}}, [3, 11])
+            saved(folder, 3, {3: large(9), 7: {"seen": 9}, 11: large(9)}, {3, 7, 11})
     state, clients, rounds = Checkpoint(folder).load()
-    assert (state["round"], clients, len(rounds)) == (2, {3: {"seen": 1}, 11: {"seen": 2}}, 2)
-    saved(folder, 3, {3: {"seen": 9}, 11: {"seen": 9}}, [3, 11])
-    assert Checkpoint(folder).load()[1] == {3: {"seen": 9}, 11: {"seen": 9}}
+    assert (state["round"], seen(clients), len(rounds)) == (2, {3: 1, 7: 7, 11: 2}, 2)
+    saved(folder, 3, {3: large(9), 7: {"seen": 9}, 11: large(9)}, {3, 7, 11})
+    assert seen(Checkpoint(folder).load()[1]) == {3: 9, 7: 9, 11: 9}
     assert len(files(folder)) == 4
 
 
@@ -145,8 +179,8 @@ def test_a_kill_after_the_root_is_renamed_leaves_the_new_checkpoint(folder, monk
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "_clean", lambda self, root: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            saved(folder, 3, {3: {"seen": 9}}, [3])
-    assert Checkpoint(folder).load()[1] == {3: {"seen": 9}, 11: {"seen": 2}}
+            saved(folder, 3, {3: large(9), 7: {"seen": 7}, 11: large(2)}, {3})
+    assert seen(Checkpoint(folder).load()[1]) == {3: 9, 7: 7, 11: 2}
 
 
 # -- damage ------------------------------------------------------------------------------------------
@@ -156,6 +190,12 @@ def cut(path):
 
 def truncate_to_nothing(path):
     path.write_bytes(b"")
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +209,7 @@ def truncate_to_nothing(path):
         ("engine-r00002.safetensors", cut),
         ("engine-r00002.safetensors", truncate_to_nothing),
         ("client-00003-r00002.safetensors", cut),
+        ("client-00003-r00002.safetensors", flip_a_bit),
         ("client-00003-r00002.safetensors", lambda path: path.unlink()),
     ],
 )

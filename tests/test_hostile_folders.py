@@ -342,7 +342,7 @@ def test_sys_exit_in_a_hook_marks_the_run_as_failed(tmp_path):
     assert (run.folder.read().status, run.folder.read().error) == ("failed", "SystemExit: 0")
 
 
-@pytest.mark.parametrize("file", ["state.json", "engine-*", "client-*"])
+@pytest.mark.parametrize("file", ["state.json", "engine-*"])
 def test_a_flipped_bit_in_a_checkpoint_is_noticed(interrupted, file):
     path = next(interrupted.folder.checkpoint.glob(file))
     data = bytearray(path.read_bytes())

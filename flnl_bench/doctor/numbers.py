@@ -95,7 +95,7 @@ def resumes(asked: Asked) -> Finding:
     first, second = (toy_world().engine(method, devices) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         rows = play(first, ROUNDS - 1)
-        Checkpoint(Path(folder)).save(first.state(), first.federation.states, first.federation.states, rows)
+        Checkpoint(Path(folder)).save(first.state(), first.federation.states, set(), rows)
         state, clients, _ = Checkpoint(Path(folder)).load()
     second.restore(state, clients)
     return _equal(asked, one, _seen(rows + play(second, ROUNDS), second), "stopped and resumed")

@@ -2,8 +2,9 @@
 
 `state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
 at any moment leaves either the old checkpoint or the new one. It has a digest of each of them and of
-itself, so that a flipped bit is not taken for a number. Only the states of clients that changed are
-written again.
+itself, so that a flipped bit is not taken for a number. To have a file on the disk takes longer than to
+fill it, so small states of clients are in the engine's file; a large one has its own, written when it
+changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from flnl_bench.engine.contract import count_bytes
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import read_file, replace_file
 
-FORMAT = 2  # 1 had no digests, and is still read
+FORMAT = 3  # 2 had a file for every client, 1 no digests; both are still read
+SMALL = 1 << 16  # bytes of a state
 LARGEST = 1 << 40  # bytes of a file: there are large networks
 NAME = re.compile(r"(engine|client-\d{5,})-r\d{5,}\.safetensors")
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
@@ -40,7 +43,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._clients: dict[int, str] = {}  # the file of each client, maybe of an earlier round
+        self._clients: dict[int, str] = {}  # the file of each large state, maybe of an earlier round
         self._digests: dict[str, str] = {}  # of each file
 
     @property
@@ -62,15 +65,18 @@ class Checkpoint:
         return self.folder / "state.json"
 
     def save(
-        self, state: Mapping[str, Any], clients: Mapping[int, Any], changed: Iterable[int], rounds: list[dict]
+        self, state: Mapping[str, Any], clients: Mapping[int, Any], changed: Set[int], rounds: list[dict]
     ) -> None:
-        """Save the engine's state, the changed client states and the history so far."""
+        """Save the engine's state, those of all clients, of which some changed, and the history so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = f"r{state['round']:05d}"  # new names: until the root changes, the old files are needed
-        removed = {k for k, name in self._clients.items() if not (self.folder / name).exists()}
-        for k in {*changed, *removed}:
-            self._clients[k] = self._write(f"client-{k:05d}-{stamp}", clients[k])
-        engine = self._write(f"engine-{stamp}", state)
+        small = {k: tree for k, tree in clients.items() if count_bytes(tree) <= SMALL}
+        kept = {k: name for k, name in self._clients.items() if (self.folder / name).exists()}
+        self._clients = {
+            k: kept[k] if k in kept.keys() - changed else self._write(f"client-{k:05d}-{stamp}", clients[k])
+            for k in clients.keys() - small
+        }
+        engine = self._write(f"engine-{stamp}", {**state, "clients": small})
         files = (engine, *self._clients.values())
         self._digests = {name: self._digests[name] for name in files if name in self._digests}
         root = {
@@ -89,31 +95,23 @@ class Checkpoint:
         """The engine's state, the clients' states and the history."""
         try:
             root = json.loads(read_file(self._root))
-            if root["format"] not in (1, FORMAT):
+            if root["format"] not in range(1, FORMAT + 1):
                 raise ValueError(f"format {root['format']}, this version reads {FORMAT}")
-            if root["format"] == FORMAT and root.pop("digest") != _digest(json.dumps(root).encode()):
+            if root["format"] > 1 and root.pop("digest") != _digest(json.dumps(root).encode()):
                 raise ValueError("state.json was changed")
             self._clients = {int(k): name for k, name in root["clients"].items()}
             self._digests = dict(root.get("digests", {}))
             state = self._read(root["engine"])
-            clients = {k: self._read(name) for k, name in self._clients.items()}
+            clients = state.pop("clients", {}) | {k: self._read(name) for k, name in self._clients.items()}
             rounds = root["rounds"]
             if type(state["round"]) is not int or [row["round"] for row in rounds] != list(
                 range(len(rounds))
             ):
                 raise ValueError("its rounds are not in order")
             return state, clients, rounds
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            SafetensorError,
-        ) as e:
+        except BROKEN as error:
             raise CorruptCheckpoint(
-                f"the checkpoint in {self.folder} cannot be read ({one_line(e)}); start the run anew with "
+                f"the checkpoint in {self.folder} cannot be read ({one_line(error)}); start the run anew with "
                 "--fresh, in a suite also with --retry-failed"
             ) from None
 
