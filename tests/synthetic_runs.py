@@ -47,10 +47,11 @@ def write_run(
     `all_rounds` writes rounds.jsonl too, which the leaderboard never reads; `source` is the digest of the
     method's code, unknown if not given.
     """
+    named = preset_of(preset).name
     protocol = preset_of(preset).training(dataset, **(training or {}))
     values = hyperparameters_of(method, dataset, preset) if hyperparameters is None else hyperparameters
     config = RunConfig(
-        method, dataset, partition, setting, preset, seed, device, protocol, {**values}, scenario, version
+        method, dataset, partition, setting, named, seed, device, protocol, {**values}, scenario, version
     )
     best = accuracy if best is None else best
     rows = [

@@ -50,6 +50,22 @@ def test_runs_of_another_protocol_get_a_table_of_their_own(tmp_path, change, rea
     assert f"{name} (1 runs)" in warning
 
 
+def test_a_table_of_a_users_preset_is_named_by_what_differs_from_quick(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('description = "Mine."\nbase = "paper"\n[datasets.digits]\nrounds = 20\nlr = 0.5\n')
+    same = {"rounds": 20, "lr": 0.5}
+    write_run(tmp_path, seed=1, preset=str(mine), source="a" * 16)
+    write_run(tmp_path, seed=13, preset=str(mine), source="b" * 16)
+    write_run(tmp_path, training=same)
+    tables, warnings = board(tmp_path)
+    titles = [table["title"] for table in tables]
+    assert titles[1] == "digits · iid · quick with rounds=20, lr=0.5"
+    assert titles[0].startswith("digits · iid · mine with ")
+    assert "lr=0.5" in titles[0]
+    assert "batch_size" not in titles[0]  # the same in both
+    assert any("--preset mine.toml" in line for line in warnings)  # how to run it anew
+
+
 def test_other_hyperparameters_get_a_row_of_their_own(tmp_path):
     write_run(tmp_path, "fedprox", accuracy=40.0, hyperparameters={"mu": 1.0, "view": "weak"})
     write_run(tmp_path, "fedprox", accuracy=60.0, hyperparameters={"mu": 0.1, "view": "weak"})

@@ -111,8 +111,8 @@ class Checkpoint:
             return state, clients, rounds
         except BROKEN as error:
             raise CorruptCheckpoint(
-                f"the checkpoint in {self.folder} cannot be read ({one_line(error)}); start the run anew with "
-                "--fresh, in a suite also with --retry-failed"
+                f"the checkpoint in {self.folder} cannot be read ({one_line(error)}); start the run anew "
+                "with --fresh, in a suite also with --retry-failed"
             ) from None
 
     def _write(self, name: str, tree: Any) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flnl_bench.config import NUMBERS_VERSION, int_if_integral, key_of, written
-from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.runs import FinishedRun
 
 METHODS = (
@@ -85,15 +84,20 @@ class Protocol:
     from_files: bool = False  # imported scenarios that no run of this table's kind has generated
     images: int | None = None  # that were trained on: a small data set has fewer than the preset takes
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the preset is a user's file."""
+        from flnl_bench.runs.presets import PRESETS
+
+        return self.preset not in PRESETS
+
     @functools.cached_property
     def changed(self) -> dict[str, Any]:
-        """What differs from the preset as this version of the package has it."""
+        """What differs from the preset as this version has it, or from `quick` if the preset is a user's."""
         from flnl_bench.runs.presets import load_preset
 
-        try:
-            plain = dataclasses.asdict(load_preset(self.preset).training(self.dataset))
-        except BadInput:  # a preset that this version does not know
-            return dict(self.training)
+        known = load_preset("quick" if self.is_users else self.preset)
+        plain = dataclasses.asdict(known.training(self.dataset))
         names = {**plain, **self.training}
         return {k: self.training.get(k) for k in names if plain.get(k) != self.training.get(k)}
 
@@ -176,8 +180,9 @@ class MethodRuns:
         """The command that makes the runs of a setting again."""
         seeds = ",".join(map(str, sorted(self.cells[setting])))
         words = ["flnl-bench", "run", "--method", self.method, "--setting", setting, "--seeds", seeds]
-        for name in ("dataset", "partition", "preset", "device"):
+        for name in ("dataset", "partition", "device"):
             words += [f"--{name}", str(getattr(protocol, name))]
+        words += ["--preset", f"{protocol.preset}.toml" if protocol.is_users else protocol.preset]
         for name, value in protocol.changed.items():
             words += ["--training", f"{name}={int_if_integral(value)}"]
         for name, value in (self.changed or {}).items():
