@@ -293,6 +293,24 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path, more, words):
     assert words in done.errors[-1]
 
 
+@pytest.mark.parametrize(
+    ("attribute", "recorded", "asked"),
+    [
+        ("setting", "sym-1.0", "sym-1"),
+        ("partition", "dir-0.3", "dir-.30"),
+        ("dataset", "npz:/data/mine.npz", "npz:/data/../data/mine.npz"),
+    ],
+)
+def test_a_name_may_be_written_in_every_way_that_run_understands(tmp_path, attribute, recorded, asked):
+    write_run(tmp_path, **{attribute: recorded})
+    write_run(tmp_path, **{attribute: {"setting": "clean", "partition": "iid"}.get(attribute, "digits")})
+    (table,), _ = board(tmp_path, f"--{attribute}", asked)
+    if attribute == "setting":
+        assert list(table["rows"][0]["cells"]) == [recorded]
+    else:
+        assert table[attribute] == recorded
+
+
 def test_a_folder_without_results_is_refused(tmp_path):
     assert "there is no results folder" in flnl("leaderboard", tmp_path / "none").errors[-1]
     done = flnl("leaderboard", tmp_path)

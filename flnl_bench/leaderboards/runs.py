@@ -97,16 +97,27 @@ def chosen(runs: Sequence[R], only: Mapping[str, Sequence[str | int]]) -> list[R
 
 
 def _as_written(what: str, names: Sequence[str | int], there: Set[str | int]) -> list[str | int]:
-    """Names as runs have them: a setting may be written in every way that `run` understands."""
+    """Names as runs have them: they may be written in every way that `run` understands."""
     found: list[str | int] = []
     for name in names:
-        same = name
-        if what == "setting" and name not in there:
-            from flnl_bench.scenario import parse_setting  # needs NumPy, which tables can do without
-
-            with contextlib.suppress(BadInput):
-                same = parse_setting(str(name)).name
+        same = name if name in there else _in_full(what, str(name))
         if same not in there:
             raise unknown(what, str(name), map(str, there), "the results")
         found.append(same)
     return found
+
+
+def _in_full(what: str, name: str) -> str:
+    """The one way in which records write a name; as it is where this version does not know it."""
+    # They need NumPy, which tables can do without.
+    from flnl_bench.data import dataset_name
+    from flnl_bench.scenario import parse_partition, parse_setting
+
+    with contextlib.suppress(BadInput):
+        if what == "setting":
+            return parse_setting(name).name
+        if what == "partition":
+            return parse_partition(name).name
+        if what == "dataset":
+            return dataset_name(name)
+    return name
