@@ -8,5 +8,5 @@ def pytest_configure():
     # A background job of a shell ignores Ctrl-C, and so would its tests and the processes that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests read back what the system holds; only a loss of power shows whether the disk has it (test_recorder
-    # looks whether it is asked to), and waiting for the disk is a tenth of the suite's time.
+    # looks whether it is asked to), and on a busy machine the wait is long.
     os.fsync = lambda descriptor: None

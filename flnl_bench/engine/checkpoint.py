@@ -2,9 +2,9 @@
 
 `state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
 at any moment leaves either the old checkpoint or the new one. It has a digest of each of them and of
-itself, so that a flipped bit is not taken for a number. To have a file on the disk takes longer than to
-fill it, so small states of clients are in the engine's file; a large one has its own, written when it
-changed.
+itself, so that a flipped bit is not taken for a number. On a busy machine to have a file on the disk
+takes longer than to fill it, so small states of clients are in the engine's file; a large one has its own,
+written when it changed.
 """
 
 from __future__ import annotations
