@@ -7,6 +7,7 @@ but a regular file is opened, and every size has a limit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -89,7 +90,11 @@ def _write(descriptor: int, content: str | bytes) -> None:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON; NaN and infinities, which it cannot hold, become null."""
-    return text.json(json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
+    dumps = functools.partial(json.dumps, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        return text.json(dumps(value))
+    except (ValueError, TypeError):  # seldom, so that to look at every number first would take longer
+        return text.json(dumps(finite(value)))
 
 
 def finite(value: Any) -> Any:

@@ -9,7 +9,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 
@@ -129,18 +129,18 @@ def import_runs(file: Path, out: Path) -> Imported:
         with open_file(file, follow=True) as packed, zipfile.ZipFile(packed) as archive:
             check_unpacked(archive, os.fstat(packed.fileno()).st_size)
             _check(archive)
-            records = [(place, record) for place, record, _ in _members(archive)]
-            places = [place for place, _ in records]
-            if len(set(places)) < len(places):
+            members = list(_members(archive))
+            if len({member.place for member in members}) < len(members):
                 raise ValueError("a run is there twice")
-            for place in places:
-                refuse_links(out, out / place)
-                RunFolder(out / place).check()
-            for place, record in records:
-                if data := _beliefs(archive, place):
+            for member in members:
+                refuse_links(out, out / member.place)
+                RunFolder(out / member.place).check()
+            for member in members:
+                if data := _beliefs(archive, member.place):
+                    where, record = file / member.place / BELIEFS, member.record
                     clients = record.config.training.clients
-                    check_beliefs(file / place / BELIEFS, data, record.scenario.samples, clients)
-            return _place(archive, file, out)
+                    check_beliefs(where, data, record.scenario.samples, clients)
+            return _place(members, archive, file, out)
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
     except _BROKEN as error:
@@ -171,8 +171,18 @@ def _check(archive: zipfile.ZipFile) -> None:
         )
 
 
-def _members(archive: zipfile.ZipFile) -> Iterator[tuple[PurePath, RunRecord, list[Row]]]:
-    """Each run of the file: where it belongs, its record and its rounds; its summary is made anew."""
+@dataclass
+class Member:
+    """A run of the file."""
+
+    place: PurePath  # where it belongs
+    record: RunRecord  # with a summary that is made anew
+    rounds: str  # as they are written: parsed they would take much more memory
+    accuracies: list[object]
+
+
+def _members(archive: zipfile.ZipFile) -> Iterator[Member]:
+    """Each run of the file."""
     for name in archive.namelist():
         path = PurePosixPath(name)
         if path.name != "run.json":
@@ -185,20 +195,21 @@ def _members(archive: zipfile.ZipFile) -> Iterator[tuple[PurePath, RunRecord, li
             place = home(record, path.parent.name)
             if path.parent != PurePosixPath(place):
                 raise ValueError(f"a run of this configuration belongs to {place}")
-            yield place, dataclasses.replace(record, summary=record.confirmed(rows)), rows
+            record = dataclasses.replace(record, summary=record.confirmed(rows))
+            yield Member(place, record, rounds_text(rows), _accuracies(rows))
         except ValueError as error:
             raise ValueError(f"{path.parent}: {error}") from None
 
 
-def _place(archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
+def _place(members: Iterable[Member], archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
     done = Imported()
-    for place, record, rows in _members(archive):
-        folder = RunFolder(out / place)
+    for member in members:
+        folder = RunFolder(out / member.place)
         folder.create()
         try:
             with claimed(folder.path):
                 folder.sweep_parts()
-                if _put(folder, record, rows, file.name, done) and (data := _beliefs(archive, place)):
+                if _put(folder, member, file.name, done) and (data := _beliefs(archive, member.place)):
                     replace_file(folder.path / BELIEFS, data)
         except Busy:
             done.kept[folder.path] = "a process is working on it"
@@ -211,18 +222,19 @@ def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
     return archive.read(name) if name in archive.namelist() else b""
 
 
-def _put(folder: RunFolder, record: RunRecord, rows: list[Row], file: str, done: Imported) -> bool:
+def _put(folder: RunFolder, member: Member, file: str, done: Imported) -> bool:
     """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
+    record = member.record
     if (folder.path / "run.json").exists() or (folder.path / "checkpoint").exists():
         there = folder.read()
         if there is None or there.status != "done":
             done.kept[folder.path] = "an unfinished or unreadable run is there"
-        elif _same(there, record) and _accuracies(_rounds_of(folder)) == _accuracies(rows):
+        elif _same(there, record) and _accuracies(_rounds_of(folder)) == member.accuracies:
             done.there += 1
         else:
             done.kept[folder.path] = "a run with other numbers is there"
         return False
-    folder.rewrite_rounds(rows)
+    replace_file(folder.rounds_file, member.rounds)
     origin = {"file": file, "time": now(), "provenance": record.provenance}
     if record.imported:
         origin["earlier"] = record.imported
