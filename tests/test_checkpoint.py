@@ -11,6 +11,7 @@ import torch
 from flnl_bench.engine.checkpoint import Checkpoint, CorruptCheckpoint
 from flnl_bench.engine.devices import placed
 from flnl_bench.errors import BadInput
+from flnl_bench.files import append, replace_file
 
 
 def engine_state(round):
@@ -181,6 +182,16 @@ def test_a_kill_after_the_root_is_renamed_leaves_the_new_checkpoint(folder, monk
         with pytest.raises(KeyboardInterrupt):
             saved(folder, 3, {3: large(9), 7: {"seen": 7}, 11: large(2)}, {3})
     assert seen(Checkpoint(folder).load()[1]) == {3: 9, 7: 7, 11: 2}
+
+
+def test_a_new_file_and_a_new_line_are_on_the_disk_before_they_count(tmp_path, monkeypatch):
+    path, events, replace = tmp_path / "rounds.jsonl", [], os.replace
+    # The size at the time: what is written after the disk was asked for would not be there.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_size))
+    monkeypatch.setattr(os, "replace", lambda *paths: (events.append("renamed"), replace(*paths)))
+    replace_file(path, "old\n")
+    append(path, "new\n")
+    assert events == [4, "renamed", 8]
 
 
 # -- damage ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from known_world import WORLD
 from flnl_bench import Beliefs
 from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
-from flnl_bench.files import append, finite, json_text, replace_file
+from flnl_bench.files import finite, json_text, replace_file
 from flnl_bench.recorder.diagnostics import belief_arrays, judge
 from flnl_bench.recorder.folder import RunFolder, run_folder
 from flnl_bench.recorder.record import RunRecord, ScenarioFacts, parse_record, summarise
@@ -97,16 +97,6 @@ def test_a_kill_while_a_file_is_replaced_leaves_the_old_one(tmp_path, monkeypatc
         folder.write(record(status="done"))
     assert folder.read().status == "running"
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_a_new_file_and_a_new_line_are_on_the_disk_before_they_count(tmp_path, monkeypatch):
-    path, events, replace = tmp_path / "rounds.jsonl", [], os.replace
-    # The size at the time: what is written after the disk was asked for would not be there.
-    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_size))
-    monkeypatch.setattr(os, "replace", lambda *paths: (events.append("renamed"), replace(*paths)))
-    replace_file(path, "old\n")
-    append(path, "new\n")
-    assert events == [4, "renamed", 8]
 
 
 def test_replacing_takes_text_and_bytes(tmp_path):

@@ -73,8 +73,9 @@ class Checkpoint:
         small = {k: tree for k, tree in clients.items() if count_bytes(tree) <= SMALL}
         kept = {k: name for k, name in self._clients.items() if (self.folder / name).exists()}
         self._clients = {
-            k: kept[k] if k in kept.keys() - changed else self._write(f"client-{k:05d}-{stamp}", clients[k])
-            for k in clients.keys() - small
+            k: kept[k] if k in kept and k not in changed else self._write(f"client-{k:05d}-{stamp}", tree)
+            for k, tree in clients.items()
+            if k not in small
         }
         engine = self._write(f"engine-{stamp}", {**state, "clients": small})
         files = (engine, *self._clients.values())
