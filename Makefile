@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 run: setup
-	$(BIN)/flnl-bench run --method fedgr --setting sym-1.0
+	$(BIN)/flnl-bench run --method fedgr --setting sym-1.0 --workers 2
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

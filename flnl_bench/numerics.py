@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -95,7 +96,9 @@ def krum(
     if count < 3:
         return average(weights, [1] * count)
     near = count - distrusted(count, distrust, least=3) - 2
-    distances = torch.stack([torch.stack([_squared_distance(a, b) for b in weights]) for a in weights])
+    distances = next(iter(weights[0].values())).new_zeros(count, count, dtype=torch.float64)
+    for i, j in combinations(range(count), 2):
+        distances[i, j] = distances[j, i] = _squared_distance(weights[i], weights[j])
     scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # the first is that to itself
     chosen = sorted(scores.argsort(stable=True)[: near if selected is None else selected].tolist())
     return average([weights[k] for k in chosen], [1] * len(chosen))

@@ -25,6 +25,8 @@ METHODS = [
     FedGR(sieve="local"),
     FedGR(teacher="online", refine=False),
     FedGR(high_noise_labels="pseudo+clean", noisy_client=0.3),
+    FedGR(**FedGR.variants["released"]),
+    FedGR(**FedGR.variants["released"], release="a"),
     FLDivideMix,
     FLDivideMix(gmm_fallback="reset_warmup"),
     FLCoteaching,

@@ -10,6 +10,7 @@ from flnl_more.fedelc import FedELC
 from waits import assert_no_step_waits
 
 from flnl_bench.engine.contract import count_bytes
+from flnl_bench.noisy_clients import distance_aware_average
 from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
 
 ELC = FedELC()
@@ -45,6 +46,9 @@ def test_the_loss_and_its_gradient():
 def test_without_the_division_the_terms_are_those_of_the_paper():
     loss = FedELC(per_class=False).correction(Z, 10 * onehot(0), torch.tensor([0]))
     near(loss, 2.515286 + 0.5 * 0.000091 + 0.2 * 0.832396)
+    divergence, given = ({"alpha": 0.0, "beta": 0.0}, {"alpha": 1.0, "beta": 0.0})
+    for weights, expected in ((divergence, 2.515286), (given, 2.515286 + 0.000091)):
+        near(FedELC(per_class=False, **weights).correction(Z, 10 * onehot(0), torch.tensor([0])), expected)
 
 
 @pytest.mark.parametrize(("classes", "mass", "loss"), [(10, 0.999592, 0.000409), (100, 0.995526, 0.004485)])
@@ -143,24 +147,41 @@ def test_only_noisy_clients_have_soft_labels_and_nobody_sends_them():
     assert "labels" not in engine.federation.states[0]
 
 
-def test_the_labels_that_are_kept_are_moved_in_every_epoch_and_merged_in_the_end():
+def test_labels_start_hard_and_are_moved_in_every_step_and_merged_at_the_end_of_each_visit():
     class Spy(FedELC):
-        """Keeps what it moved, and the prediction that it merges with."""
+        """Keeps what a client is given and what its network says."""
 
         name = "spy"
 
-        def merged(self, labels, p):
-            client_labels.append((labels, p))
-            return super().merged(labels, p)
+        def loss(self, model, batch, client):
+            kept = {}
+            hook = model.register_forward_hook(lambda *call: kept.update(logits=call[-1].detach()))
+            loss = super().loss(model, batch, client)
+            hook.remove()
+            steps.append((batch.index, kept["logits"]))
+            return loss
 
-    client_labels = []
-    engine = noisy_engine(Spy())
-    engine.federation.train([1])
-    ((labels, p),) = client_labels
-    expected = 10 * (labels.softmax(1) + p) / 2
-    assert torch.allclose(engine.federation.states[1]["labels"], expected)
-    start = 10 * F.one_hot(engine.federation.states[1]["given"], 3).float()
-    assert ((labels - start).abs().sum(1) > 0).all()
+    steps, engine = [], noisy_engine(Spy())
+    given = F.one_hot(engine.federation.executor.images.given[1], 3).float()
+    labels = 10 * given
+    for _ in range(2):
+        steps.clear()
+        (update,) = engine.federation.train([1])
+        for rows, logits in steps:
+            labels[rows] = ELC.moved(labels[rows], logits, given[rows])
+        trained = engine.executor.global_model(update.weights)
+        said = trained(engine.executor.images.plain("train", engine.executor.images.rows[1]))
+        labels = 10 * (labels.softmax(1) + said.softmax(1)) / 2
+        assert torch.allclose(engine.federation.states[1]["labels"], labels, atol=1e-4)
+
+
+def test_models_of_noisy_clients_far_from_the_others_count_less():
+    engine = noisy_engine()
+    updates = engine.federation.train([0, 1, 2])
+    ours = engine.method.aggregate(engine.server, updates)
+    expected, plain = (distance_aware_average(updates, noisy) for noisy in ({1}, set()))
+    assert all(torch.equal(w, expected[name]) for name, w in ours.items())
+    assert any(not torch.equal(w, plain[name]) for name, w in ours.items())
 
 
 def test_a_visit_that_ends_in_no_numbers_keeps_the_labels_and_is_left_out():

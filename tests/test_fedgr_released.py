@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flnl_methods.fedgr import RELEASED, FedGR, clean_posterior, ramped_decay
+from flnl_methods.fedgr import RELEASED, FedGR, clean_posterior, losses_of, ramped_decay
 from test_fedgr import OneWeight, client_of, judgement
 
 from flnl_bench.api import Batch, copy_weights, network_weights
@@ -158,23 +158,44 @@ def test_the_teacher_is_revised_again_after_its_logits_were_taken():
         torch.testing.assert_close(twice["teacher"][name], 0.81 * old[name] + 0.19 * w_g)
 
 
-def test_the_local_model_adds_a_look_after_its_first_epoch():
-    class Still(FedGR):  # nothing is learnt, so both looks see the same
-        name = "still"
+def test_the_local_model_adds_a_look_at_plain_images_after_its_first_epoch():
+    looks = []
 
-        def loss(self, model, batch, client):
-            return 0.0 * model(batch.x).sum(1)
+    class Spy(FedGR):
+        name = "spy"
 
-    def state_after(**options):
-        engine = toy_engine(Still(**options))
-        engine.federation.train([0])
-        return engine.federation.states[0]
+        def plan(self, model, client):
+            portions = super().plan(model, client)
+            yield (first := next(portions))
+            before = client.state["mean_loss"].clone()
+            own = losses_of(model.eval(), client)
+            model.train()
+            yield (rest := next(portions))
+            looks.append((client.state["mean_loss"], (before + own) / 2, len(first), len(rest)))
 
-    plain, looked = state_after(), state_after(second_look=True)
-    assert [plain["visits"], looked["visits"]] == [1, 2]
-    assert state_after(second_look=True, release="a")["visits"] == 1
-    # BatchNorm's statistics moved in between: close, not equal.
-    assert not torch.equal(plain["mean_loss"], looked["mean_loss"])
+    engine = toy_engine(Spy(second_look=True), epochs=4)
+    engine.federation.train([0])
+    ((found, expected, first, rest),) = looks
+    assert torch.allclose(found, expected)
+    assert (first, rest) == (2, 6)  # batches of the 30 samples
+    assert engine.federation.states[0]["visits"] == 2
+
+
+def test_the_anchor_of_the_first_release_is_the_weak_view_in_every_step():
+    class Received(torch.nn.Module):
+        def features(self, x):
+            return x
+
+    method = FedGR(second_look=True, release="a", lambda_b=0.0, lambda_r=1.0)
+    assert method.views() == ("strong", "weak")
+    client = client_of(round=5, received=Received(), state={})
+    # No label at all: only R is left, and the local features are zero.
+    client.scratch = {"share": torch.zeros(1, 1), "given": torch.eye(2)[:1], "guess": torch.zeros(1, 2)}
+    strong, weak = torch.tensor([[2.0, 0.0]]), torch.zeros(1, 2)
+    for views, loss in (((strong, weak), 0.0), ((weak, strong), 0.603052)):  # KL(softmax(4, 0) ‖ ½, ½), T = ½
+        batch = Batch(views, torch.tensor([0]), torch.arange(1))
+        found = method.loss(FixedLogits(torch.zeros(1, 2)), batch, client).item()
+        assert found == pytest.approx(loss, abs=1e-6)
 
 
 def test_with_one_epoch_there_is_no_second_look():
@@ -221,7 +242,11 @@ def test_the_look_costs_one_pass_and_the_anchor_of_the_first_release_one_in_ever
     assert passes == {"": TRAINING.epochs + 3, "b": TRAINING.epochs + 4, "a": 2 * TRAINING.epochs + 3}
 
 
-def test_the_short_last_batch_of_an_epoch_is_dropped_unless_it_is_the_only_one():
+@pytest.mark.parametrize(
+    ("batch_size", "expected"),
+    [(8, [8, 8, 8]), (29, [29]), (40, [30])],  # of 30 samples; a last batch of one joins the one before
+)
+def test_the_short_last_batch_of_an_epoch_is_dropped_unless_it_is_the_only_one(batch_size, expected):
     sizes = []
 
     class Spy(FedGR):
@@ -231,11 +256,9 @@ def test_the_short_last_batch_of_an_epoch_is_dropped_unless_it_is_the_only_one()
             sizes.append(len(batch.y))
             return super().loss(model, batch, client)
 
-    engine = toy_engine(Spy(unguarded=True))
+    engine = toy_engine(Spy(unguarded=True), batch_size=batch_size)
     engine.federation.train([0])
-    assert engine.server.sizes[0] % TRAINING.batch_size > 0
-    full = engine.server.sizes[0] // TRAINING.batch_size
-    assert sizes == [TRAINING.batch_size] * full * TRAINING.epochs
+    assert sizes == expected * TRAINING.epochs
 
 
 def test_a_mixture_whose_means_coincide_is_believed_as_released():

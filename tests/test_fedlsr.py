@@ -87,6 +87,10 @@ def test_the_ramp_of_a_short_run_takes_one_round(rounds):
     assert [FedLSR().distillation(t, terms_of(rounds)) for t in (0, 1)] == [0, 0.4]
 
 
+def test_the_length_of_the_ramp_is_rounded():
+    assert FedLSR().distillation(1, terms_of(8)) == pytest.approx(0.2)  # a fifth of 8 rounds is 2 of them
+
+
 def test_without_a_ramp_the_divergence_counts_from_the_start():
     assert FedLSR(warmup_share=0.0).distillation(0, terms_of(100)) == 0.4
 
@@ -133,6 +137,8 @@ def test_saturated_logits_have_finite_losses_and_gradients():
         assert loss.isfinite().all()
         assert first.grad.isfinite().all()
         assert second.grad.isfinite().all()
+    (divergence,) = FedLSR(js="sum").divergence(first, second).tolist()
+    assert divergence == pytest.approx(0.693133, abs=2e-6)  # ln 2 less 1.4e-5, as no prediction is below 1e-6
 
 
 def test_equal_views_have_no_divergence_and_no_gradient_of_it():
@@ -172,7 +178,8 @@ def test_each_batch_has_one_mu_and_two_independent_views():
     play(engine, 1)
     mus, gaps = np.array([pair for state in engine.federation.states.values() for pair in state["seen"]]).T
     assert len(set(mus)) == len(mus)
-    assert 0.2 < mus.mean() < 0.8
+    assert mus.min() < 0.2 < 0.8 < mus.max()
+    assert FedLSR().views() == ("weak", "strong-if-colour")
     assert gaps.min() > 0
 
 

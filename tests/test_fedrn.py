@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from federations import first_client, terms_of
 from flnl_methods.fedavg import FedAvg
-from flnl_more.fedrn import FedRN, chosen, image_of_noise, reliable, scaled, weighted
+from flnl_more.fedrn import FedRN, chosen, image_of_noise, posterior, reliable, scaled, weighted
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, copy_weights, network_weights
@@ -108,6 +108,14 @@ def test_where_nothing_is_clean_everything_is_trained_on_and_one_sample_gets_com
     assert chosen(np.array([0.5, 0.1]), 0.5).tolist() == [True, True]
     assert chosen(np.array([0.1, 0.9, 0.2, 0.05]), 0.5).tolist() == [False, True, True, False]
     assert chosen(np.array([0.9]), 0.5).tolist() == [True]
+
+
+@pytest.mark.parametrize("weight", [0.0, math.nan])
+def test_a_model_whose_losses_are_equal_or_no_numbers_calls_everything_clean(weight):
+    client = first_client(toy_engine(FedRN()))
+    weights = network_weights(client.received)
+    net = client.bind({name: torch.full_like(w, weight) for name, w in weights.items()})
+    assert posterior(client, net).tolist() == [1.0] * client.size
 
 
 # -- in a federation ---------------------------------------------------------------------------------

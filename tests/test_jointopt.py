@@ -14,7 +14,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench import BadInput
 from flnl_bench.engine.contract import count_bytes
-from flnl_bench.numerics import entropy, history_length, soft_cross_entropy, warmup_rounds
+from flnl_bench.numerics import entropy, soft_cross_entropy, warmup_rounds
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
 
 LOGITS = [[2.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -27,7 +27,7 @@ def near(*values):
 
 def client_of(y, classes, t=50, length=3, prior=UNIFORM, rounds=100):
     """A client that was never trained, in round t of a run whose labels change from round 20 on."""
-    terms = SimpleNamespace(rounds=rounds, rounds_for_all=10, classes=classes)
+    terms = SimpleNamespace(rounds=rounds, rounds_for_all=10, classes=classes, batch_size=32)
     state = {
         "labels": F.one_hot(torch.tensor(y), classes).float(),
         "outputs": torch.zeros(len(y), length, classes),
@@ -86,6 +86,19 @@ def test_a_batch_of_fewer_samples_than_half_of_the_classes_has_no_prior_loss():
     assert with_prior - without == near(1.2 * 1.133507)
 
 
+# Undecided logits: L_c and L_p are ln C, L_e too.
+@pytest.mark.parametrize(
+    ("classes", "samples", "parts"),
+    [(10, 5, 3.0), (10, 4, 1.8), (100, 32, 3.0), (100, 31, 1.8)],  # batches have 32 samples
+)
+def test_half_as_many_samples_as_classes_or_a_full_batch_have_the_prior_loss(classes, samples, parts):
+    y = [0] * samples
+    client = client_of(y, classes, prior=torch.full((classes,), 1 / classes))
+    batch = SimpleNamespace(x=None, y=torch.tensor(y), index=torch.arange(samples))
+    loss = JointOpt().loss(Fixed(torch.zeros(samples, classes).tolist()), batch, client)
+    assert loss.mean().item() == near(parts * math.log(classes))
+
+
 def test_in_the_last_rounds_labels_may_be_frozen_and_the_regularisers_off():
     client = client_of([0, 1], 3, t=90)
     assert loss_of(JointOpt(finish=0.1), client)[0] == near(0.979525)
@@ -139,7 +152,8 @@ def test_before_the_labels_change_they_are_the_given_ones_to_the_bit():
 def test_in_few_rounds_labels_change_early_and_histories_are_short(rounds, clients, sampled, begin, length):
     terms = terms_of(rounds, clients, sampled)  # two local epochs
     assert warmup_rounds(0.2, terms) == begin
-    assert history_length(10, 3, begin, terms) == length
+    client = SimpleNamespace(size=1, y=torch.tensor([0]), terms=terms)
+    assert JointOpt().client_state(client)["outputs"].shape == (1, length, 10)
     assert [JointOpt().renews(t, terms) for t in (begin - 1, begin)] == [False, True]
 
 
@@ -194,7 +208,7 @@ def test_a_diverged_client_keeps_its_labels_and_its_model_is_left_out():
     assert all(torch.equal(w, before[name]) for name, w in engine.server.weights.items())
     for state in engine.federation.states.values():
         assert state["labels"].argmax(1).tolist() == state["given"].tolist()
-        assert state["seen"].sum() == 0
+        assert state["seen"].sum() == state["outputs"].abs().sum() == 0
 
 
 def test_what_it_believes_are_its_labels():

@@ -33,6 +33,7 @@ def metered(**options):
     ("name", "classes", "weights"),
     [
         ("tiny-cnn", 10, 94_762),
+        ("tiny-cnn-quarter", 10, 96_298),
         ("tiny-cnn-16", 10, 24_346),
         ("resnet8", 10, 75_290),
         ("resnet8-half", 10, 75_290),
@@ -46,6 +47,18 @@ def metered(**options):
 def test_each_network_has_the_size_of_its_name(name, classes, weights):
     network = make(name, channels=3, classes=classes)
     assert sum(p.numel() for p in network.parameters()) == weights
+
+
+@pytest.mark.parametrize("size", [28, 32])
+def test_the_quarter_network_makes_small_images_of_larger_ones_and_sees_every_pixel(size):
+    network = make("tiny-cnn-quarter")
+    layers = network.backbone.layers
+    assert layers[0](torch.zeros(1, 1, size, size)).shape[2:] == (size // 4, size // 4)
+    small = make().backbone.layers(torch.zeros(1, 1, 8, 8))
+    assert layers(torch.zeros(1, 1, size, size)).shape == small.shape
+    image = torch.zeros(1, 1, size, size, requires_grad=True)
+    layers[0](image).sum().backward()
+    assert (image.grad != 0).all()
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

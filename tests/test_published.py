@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_run
 
-from benchmarks import fedgr_tables
+from benchmarks import fedgr_tables, pages
 from flnl_bench.leaderboards.frames import leaderboard, load_results
 from flnl_bench.recorder import published
 from flnl_bench.recorder.folder import RunFolder
@@ -116,15 +114,19 @@ def rows_of(text):
     return [line for line in text.splitlines() if line.startswith("| ")]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/baselines.md"])
-def test_the_tables_of_a_page_are_what_the_commands_that_it_names_print(name, cache, tmp_path, monkeypatch):
-    page = (ROOT / name).read_text()
-    commands = re.findall(r"flnl-bench (leaderboard --with-published [^`\n]*--format md)", page)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_has_what_the_commands_that_it_names_print(page, cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    printed = [row for command in commands for row in rows_of(flnl(*shlex.split(command)).out)]
-    assert len(printed) > 10
-    assert [row for row in rows_of(page) if row in printed] == printed
+    asked = []
+
+    def run(arguments):
+        asked.append(arguments)
+        return flnl(*arguments).out
+
+    text = page.read_text()
+    assert pages.filled(text, run) == text
+    assert len(asked) == text.count("flnl-bench leaderboard --with-published --") == text.count(pages.END)
 
 
 def test_the_tables_of_fedgr_are_what_their_script_prints(cache, monkeypatch, capsys):

@@ -294,6 +294,7 @@ def test_the_record_says_what_was_run_and_where(run):
         "libraries",
         "device",
         "workers",
+        "instructions",
         "threads",
     } == set(about)
     assert about["libraries"]["numpy"] == np.__version__

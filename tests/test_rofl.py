@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from federations import terms_of
+from federations import first_client, terms_of
 from flnl_methods.fedavg import FedAvg
 from flnl_more.rofl import RoFL, class_means, merged, moved, nearest
 from torch import nn
@@ -137,6 +137,24 @@ def test_a_sample_that_is_not_kept_has_no_label_and_moves_no_centroid():
     assert loss.tolist()[:3] == [0, 0, 0]
     assert client.scratch["centroids"][0].tolist() == CENTROIDS[0]
     assert client.scratch["centroids"][2].tolist() != CENTROIDS[2]
+
+
+def test_a_sum_of_distances_is_over_the_samples_that_are_kept():
+    with_pull, without = (
+        exchange(forget=0.5, centroid="sum", centroid_weight=weight)[2].mean() for weight in (1.0, 0.0)
+    )
+    near(with_pull - without, 1.01)  # of the first sample: the other that is kept is nearer to another class
+
+
+def test_a_client_first_looks_at_its_plain_images_with_the_received_model():
+    engine, method = toy_engine(RoFL()), RoFL()
+    client, images = first_client(engine), engine.executor.images
+    method.on_receive(None, client)
+    features, logits = client.received.both(images.plain("train", images.rows[0]))
+    assert torch.equal(client.state["predicted"], logits.argmax(1))
+    assert not torch.equal(client.state["predicted"], client.y)
+    for label, centroid in enumerate(client.scratch["centroids"]):
+        near(centroid, features[client.y == label].mean(0))
 
 
 @pytest.mark.parametrize(("kind", "term", "part"), [("mean", 0.255, 0.25), ("sum", 1.02, 1.0)])

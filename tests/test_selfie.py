@@ -59,6 +59,8 @@ def test_the_uncertainty_of_fifteen_predictions(counts, of_ten, of_hundred):
 def test_one_dissent_passes_only_in_long_histories():
     assert uncertainty(torch.tensor([[49, 1, *[0] * 8]])).item() == pytest.approx(0.042578, abs=1e-6)
     assert uncertainty(torch.tensor([[19, 1, *[0] * 98]])).item() == pytest.approx(0.043107, abs=1e-6)
+    for length, label in ((15, -1), (50, 4)):
+        assert refurbished(client_of(1, length), [7, *[4] * (length - 1)])[-1] == label
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,14 @@ def test_a_client_that_comes_late_trains_on_small_losses_alone():
     assert (state["refurbished"] == -1).all()  # two epochs, histories of five
     assert 0 < state["clean"].float().mean() < 1
     assert ((state["labels"] >= 0) == state["clean"]).all()
+
+
+def test_what_a_diverged_model_predicts_is_forgotten():
+    engine = late(Selfie(history=2), lr=1e20, epochs=8)  # complete histories, all of class 0
+    engine.federation.train([0])
+    state = engine.federation.states[0]
+    assert (state["refurbished"] == -1).all()
+    assert state["seen"].sum() == state["predictions"].sum() == 0
 
 
 def test_it_costs_what_fedavg_costs_and_tells_how_long_histories_are():

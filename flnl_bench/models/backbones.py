@@ -16,7 +16,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
     """A convolution that keeps the size up to its stride; no bias, as a normalisation follows."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
 
 
 def normalisation(norm: str, channels: int) -> nn.Module:
@@ -43,20 +43,17 @@ class TinyCNN(nn.Module):
     With a width of 16 it separates the losses of right and wrong labels so badly that no sieve works.
     """
 
-    def __init__(self, channels: int, norm: str, width: int = 32) -> None:
+    def __init__(self, channels: int, norm: str, width: int = 32, stride: int = 1) -> None:
         super().__init__()
         self.feature_size = 4 * width
+        stem = max(3, stride + 1)  # sees every pixel
         layers: list[nn.Module] = []
-        for inputs, outputs, stride in (
-            (channels, width, 1),
-            (width, 2 * width, 2),
-            (2 * width, 4 * width, 2),
+        for layer in (
+            convolution(channels, width, stem, stride),
+            convolution(width, 2 * width, stride=2),
+            convolution(2 * width, 4 * width, stride=2),
         ):
-            layers += [
-                convolution(inputs, outputs, stride=stride),
-                normalisation(norm, outputs),
-                nn.ReLU(inplace=True),
-            ]
+            layers += [layer, normalisation(norm, layer.out_channels), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,9 +156,9 @@ class Projected(nn.Module):
         return self.norm(self.linear(self.backbone(x)))
 
 
-def tiny_cnn(channels: int, norm: str, width: int = 32) -> TinyCNN:
-    """The smallest network."""
-    return initialised(TinyCNN(channels, norm, width))
+def tiny_cnn(channels: int, norm: str, width: int = 32, stride: int = 1) -> TinyCNN:
+    """The smallest network; `stride` is that of its first convolution."""
+    return initialised(TinyCNN(channels, norm, width, stride))
 
 
 def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet:

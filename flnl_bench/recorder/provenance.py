@@ -45,6 +45,7 @@ def provenance(
         "platform": platform.platform(terse=True),
         "libraries": {name: version(name) for name in libraries},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # CPUs with others round otherwise
         "workers": workers,
         "threads": torch.get_num_threads(),
     }

@@ -96,7 +96,7 @@ class FedGR(Method):
     batch_weights: bool = False  # labels are weighted by the mean q of the mini-batch
     keep_clean: bool = False  # the store keeps labels once judged clean (b: only of clients below β)
     strict_beta: bool = False  # b: a client at β itself still uses its labels
-    late_coverage: bool = False  # coverage counts the store of the visit before, and r_k > β
+    late_coverage: bool = False  # coverage counts D^r_k of the visit before, and r_k > β
     revise_twice: bool = False  # w_g is mixed into the teacher again after its logits were taken
     ramped_ema: bool = False  # the teacher follows twice a step, with a decay that grows over its life
     second_look: bool = False  # b: also the local model's losses after an epoch; a: anchor anew in every step

@@ -15,7 +15,7 @@ The price: neighbours' models are sent to other clients, and the server keeps on
 
 Symbols: t round, T1 warm-up rounds, e_k share of its labels that client k predicts, o_k its logits for
 the image of noise, α weight of e, s_j score, q^j clean posterior by model j (0: the own), D⁰ samples with
-q⁰ > ½.
+q⁰ > ½ (`threshold`; two at least, here too).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from predicting one class for everything and from staying undecided.
 Symbols: t round, T1 first round with new labels, s labels [n, C], q outputs of each sample that are kept,
 p softmax, p̄ its mean over a batch, π prior, L_c / L_p / L_e losses of labels, prior and entropy.
 
-The authors train with a large constant learning rate, at which a network memorises little; with the
-protocol's, labels are partly memorised ones. Their second step, a new network trained on the labels found,
-is left out, as in FNBench. FNBench divides by q even where fewer outputs are stored
+The authors train with a large constant learning rate (0.08), at which a network memorises little; with that
+of the paper's protocol (0.01) labels are partly memorised ones. Their second step, a new network trained on
+the labels found, is left out, as in FNBench. FNBench divides by q even where fewer outputs are stored
 (`fnbench_history=true`) and raises given labels again; here the divisor is the number stored.
 Unconfirmed: the paper, from memory, has the classes' shares as the prior; here, as in all code, it is
     uniform, which pushes clients towards classes that they do not have (`prior=given` does not).
@@ -65,7 +65,7 @@ class JointOpt(Method):
     prior: Literal["uniform", "given"] = "uniform"  # π: 1/C, or the client's shares of given labels
     finish: float = 0.0  # share of the rounds, the last ones, with frozen labels and plain cross-entropy
     min_history: int = 1  # outputs that must be there before a label is renewed
-    min_batch_prior: int | None = None  # samples from which a batch has L_p; None: C/2
+    min_batch_prior: int | None = None  # samples from which a batch has L_p; None: C/2, at most a full batch
     fnbench_history: bool = False
     aggregator: Aggregator = "mean"
 
@@ -114,10 +114,15 @@ class JointOpt(Method):
             return loss
         self.remember(logits.detach().softmax(1), batch.index, client)
         loss = loss + self.beta * entropy(logits)
-        least = client.terms.classes / 2 if self.min_batch_prior is None else self.min_batch_prior
-        if len(batch.y) >= least:
+        if len(batch.y) >= self.least_with_prior(client.terms):
             loss = loss + self.alpha * prior_loss(logits, client.scratch["prior"])
         return loss
+
+    def least_with_prior(self, terms: Terms) -> float:
+        """Samples from which a batch has L_p, which forces few of them apart; a full batch always has it."""
+        if self.min_batch_prior is not None:
+            return self.min_batch_prior
+        return min(terms.classes / 2, terms.batch_size)
 
     def remember(self, outputs: Tensor, rows: Tensor, client: Client) -> None:
         """Store outputs [B, C] of some rows and, from T1 on, renew their labels.

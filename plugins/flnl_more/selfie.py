@@ -13,7 +13,7 @@ only unanimous histories pass. In FNBench, histories start as votes for class 0 
 Unconfirmed: the paper is quoted from memory; nothing here rests on it alone.
 Choices here: τ is what the setting announces, not the true rate; restarts with new networks are left out, as
 in FNBench; one forward pass, so that all images of a batch enter its BatchNorm statistics; an incomplete
-history refurbishes nothing; T1 and q in few rounds.
+history refurbishes nothing; T1 and q in few rounds; a diverged visit is forgotten.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from flnl_bench import (
     Update,
     Weights,
     bounded,
+    network_weights,
     require,
 )
 from flnl_bench.numerics import (
@@ -45,10 +46,13 @@ from flnl_bench.numerics import (
     Aggregator,
     combined,
     history_length,
+    is_finite,
     mean_of_kept,
     small_loss,
     warmup_rounds,
 )
+
+MEMORY = ("predictions", "seen", "refurbished")  # of a client
 
 
 class Selfie(Method):
@@ -110,7 +114,8 @@ class Selfie(Method):
         }
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
-        """A clean sheet for what is trained on; only the recorder reads it."""
+        """A clean sheet for what is trained on, which only the recorder reads, and a copy of the memory."""
+        client.scratch["before"] = {name: client.state[name].clone() for name in MEMORY}
         client.state["clean"] = torch.ones_like(client.y, dtype=torch.bool)
         client.state["labels"] = client.y.clone()
         client.state["judged"] = client.round >= self.warmup(client.terms)
@@ -128,6 +133,12 @@ class Selfie(Method):
             loss = mean_of_kept(F.cross_entropy(logits, labels, reduction="none"), used)
         remember(logits.detach().argmax(1), rows, state)
         return loss
+
+    def upload(self, model: nn.Module, client: Client) -> dict[str, Tensor]:
+        """Nothing; but what a diverged model says is forgotten."""
+        if not is_finite(network_weights(model)):
+            client.state.update(client.scratch["before"])
+        return {}
 
     def refurbish(self, rows: Tensor, client: Client) -> Tensor:
         """r of some rows, after a look at their histories."""
