@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import tomllib
 import warnings
 import zipfile
@@ -112,9 +113,7 @@ def make_writable(folder: Path) -> None:
     """Make a folder and try to write there, or say why that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write-test"
-        write_new(probe, "")
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()  # no name, so others may try at the same time
     except OSError as error:
         reason = f"{error.strerror} (choose another folder with --out)"
         raise BadInput(f"cannot write to {folder}: {reason}") from None

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from flnl_bench.config import RunConfig
 from flnl_bench.engine import pool
 from flnl_bench.engine.checkpoint import Checkpoint, CorruptCheckpoint
 from flnl_bench.errors import BadInput, MethodFailed
-from flnl_bench.files import replace_file, sweep_parts
+from flnl_bench.files import make_writable, replace_file, sweep_parts
 from flnl_bench.recorder.beliefs import read_beliefs
 from flnl_bench.recorder.claim import owner
 from flnl_bench.recorder.folder import RunFolder, run_folder
@@ -295,7 +296,7 @@ def test_parts_that_readers_would_stumble_over_are_foreign(done, path, to):
 # -- what kills leave behind -------------------------------------------------------------------------
 def test_what_killed_processes_left_is_swept_at_the_next_start(interrupted):
     folder = interrupted.folder.path
-    for name in (f".run.json.{DEAD}.part", ".claim.0123", ".write-test", f".beliefs.npz.{DEAD}.part"):
+    for name in (f".run.json.{DEAD}.part", ".claim.0123", f".beliefs.npz.{DEAD}.part"):
         (folder / name).write_text("half")
     (interrupted.folder.checkpoint / f".state.json.{DEAD}.part").write_text("half")
     assert interrupted.play().status == "done"
@@ -315,6 +316,12 @@ def test_half_written_files_of_living_processes_stay(tmp_path):
     alive.touch(), dead.touch()
     sweep_parts(tmp_path)
     assert (alive.exists(), dead.exists()) == (True, False)
+
+
+def test_a_folder_can_be_tried_by_many_at_once(tmp_path):
+    with ThreadPoolExecutor(8) as many:
+        list(many.map(make_writable, [tmp_path / "runs"] * 400))
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_copies_of_images_that_killed_processes_left_are_swept(tmp_path):

@@ -97,7 +97,7 @@ class RunFolder:
     def sweep_parts(self) -> None:
         """Remove half-written files and claims of killed processes."""
         sweep_parts(self.path)
-        for path in (*self.path.glob(".claim.*"), self.path / ".write-test"):
+        for path in self.path.glob(".claim.*"):
             path.unlink(missing_ok=True)
 
     def read(self) -> RunRecord | None:
