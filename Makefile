@@ -7,11 +7,12 @@ STAMP := .venv/.installed
 
 setup: $(STAMP)
 
-# uv keeps further environments cheap: it links files from its cache instead of copying them.
+# uv keeps further environments cheap: it links files from its cache instead of copying them. Bytecode is made here
+# because some shells forbid Python to write it, and then every process would compile torch anew.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[dev]'
 	touch $(STAMP)
 
 run: setup
