@@ -169,7 +169,9 @@ def _as_options(item):
 
 
 # -- dry run -----------------------------------------------------------------------------------------
-def test_a_dry_run_tells_runs_and_cost_and_writes_nothing(tmp_path):
+def test_a_dry_run_tells_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnl_bench.suite.estimate.PROBE", 0.0)  # one step is enough here
+    monkeypatch.setattr("flnl_bench.suite.estimate.BATCH", 2)
     out = tmp_path / "runs"
     plan = flnl("suite", BENCHMARKS / "paper-cifar10.toml", "--dry-run", "--json", "--out", out).json
     assert plan["counts"] == {"done": 0, "running": 0, "waiting": 378, "failed": 0}
