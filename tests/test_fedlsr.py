@@ -72,9 +72,10 @@ def test_the_whole_loss():
     near(total(t=0), 0.845206)  # no divergence in round 0
 
 
-def test_the_variant_plus_is_the_loss_with_the_codes_entropy():
-    plus = default_registry().make("fedlsr/plus", {}, {})
+def test_the_variants_are_the_loss_with_the_codes_entropy_and_with_one_softmax():
+    plus, nll = (default_registry().make(f"fedlsr/{name}", {}, {}) for name in ("plus", "nll"))
     assert plus == FedLSR(entropy_weight=0.3, entropy="code")
+    assert nll == FedLSR(ce="nll")
 
 
 @pytest.mark.parametrize(("t", "weight"), [(0, 0), (5, 0.1), (10, 0.2), (19, 0.38), (20, 0.4), (60, 0.4)])

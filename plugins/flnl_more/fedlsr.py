@@ -5,7 +5,7 @@ CIKM 2022. FedAvg with another loss; nothing is kept and nothing more is sent. T
 paper's discussion is the variant `plus`.
 
 Follows the authors' notebook, their later FNBench and their slides. Unconfirmed, from memory of the
-paper: that its classification loss is −ln p^s_y (`ce="nll"`) and its divergence a sum over classes
+paper: that its classification loss is −ln p^s_y (variant `nll`) and its divergence a sum over classes
 (`js="sum"`).
 
 Symbols: z₁, z₂ logits of the two views, μ share of the first, p^s sharpened mixture, q₁, q₂ predictions
@@ -36,7 +36,7 @@ class FedLSR(Method):
 
     name = "fedlsr"
     reference = "Jiang et al., Towards FL against Noisy Labels via Local Self-Regularization, CIKM 2022"
-    variants = {"plus": {"entropy_weight": 0.3, "entropy": "code"}}
+    variants = {"plus": {"entropy_weight": 0.3, "entropy": "code"}, "nll": {"ce": "nll"}}
 
     gamma: float = 0.4  # γ
     warmup_share: float = 0.2  # t_w as a share of all rounds, at least one round; 0: γ from the start
