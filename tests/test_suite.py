@@ -46,7 +46,7 @@ NINE = [
         ("quick-digits", 11 * 7 * 2 * 3),
         ("quick-cifar10", 4 * 2 * 2),
         ("quick-fashion-mnist", 11 * 2 * 2),
-        ("more-digits", 16 * 3 * 2 * 3),
+        ("more-digits", 17 * 3 * 2 * 3),
         ("fedgr-switches", 10 * 2 * 2 * 3),
         ("smoke", 3 * 2 * 2),
     ],
