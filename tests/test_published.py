@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,13 @@ def test_the_project_publishes_whole_runs_that_say_which_code_made_them(cache, m
     runs = load_results(published.published_folder()).runs
     assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= set(runs.method)
     assert all(runs.sources.map(len) == 1)
+
+
+def test_every_archive_ships_in_the_wheel():
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    shipped = build["targets"]["wheel"]["force-include"]
+    archives = [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "results").glob("*.zip"))]
+    assert shipped == {name: f"flnl_bench/published/{Path(name).name}" for name in archives}
 
 
 def rows_of(text):
