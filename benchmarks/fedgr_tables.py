@@ -29,8 +29,8 @@ def main() -> None:
 
 
 def finished(results: fb.Results) -> pd.DataFrame:
-    """One row a run of these methods, with the diagnostics of its last round."""
-    runs = results.runs[results.runs.method.isin(METHODS)]
+    """One row a run of these methods on digits, with the diagnostics of its last round."""
+    runs = results.runs[results.runs.method.isin(METHODS) & (results.runs.dataset == "digits")]
     last = results.rounds_of(runs).sort_values("round").groupby("run_dir").tail(1).set_index("run_dir")
     wanted = [name for name in last.columns if name.startswith("diagnostics_")]
     return runs.join(last[wanted].rename(columns=lambda name: name.removeprefix("diagnostics_")), "run_dir")
