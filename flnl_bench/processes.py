@@ -17,23 +17,37 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, NoReturn
 
 STOPS = {signal.SIGINT, signal.SIGTERM}
 
 
-@contextlib.contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM is treated like Ctrl-C: a KeyboardInterrupt."""
+_heard: list[int] = []  # the stops of this process since it is `interruptible`
 
-    def interrupt(*_: object) -> NoReturn:
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM is treated like Ctrl-C: a KeyboardInterrupt, which `interrupted` remembers."""
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        _heard.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in the background of a shell
     try:
-        yield
+        with _handled_by(interrupt, {signal.SIGTERM} if ignored else STOPS):
+            yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _heard.clear()
+
+
+def interrupted() -> bool:
+    """Whether this process was asked to stop: code in C can swallow the KeyboardInterrupt, or its kind.
+
+    Seen: numpy takes one within `save` for a wrong type of file, and pickle goes on.
+    """
+    return bool(_heard)
 
 
 def start_worker(
@@ -119,14 +133,24 @@ def _stops_deferred() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {stop: signal.signal(stop, lambda number, _: came.append(number)) for stop in STOPS}
+    try:
+        with _handled_by(lambda number, _: came.append(number), STOPS):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _handled_by(
+    handler: Callable[[int, FrameType | None], None], stops: set[signal.Signals]
+) -> Iterator[None]:
+    before = {stop: signal.signal(stop, handler) for stop in stops}
     try:
         yield
     finally:
-        for stop, handler in before.items():
-            signal.signal(stop, signal.SIG_DFL if handler is None else handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for stop, known in before.items():
+            signal.signal(stop, signal.SIG_DFL if known is None else known)
 
 
 @contextlib.contextmanager

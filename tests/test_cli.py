@@ -17,6 +17,8 @@ from command_line import flnl, interrupted, rounds_of, tiny
 from flnl_bench import cli
 from flnl_bench.cli.console import amount, duration
 from flnl_bench.cli.show import plot, squeeze
+from flnl_bench.engine import pool
+from flnl_bench.engine.engine import Engine
 
 KEYS = ["method", "dataset", "partition", "setting", "preset", "seed", "rounds", "last10", "best"]
 KEYS += ["run_dir", "scenario"]
@@ -136,6 +138,40 @@ def test_sigterm_is_treated_like_ctrl_c(tmp_path, monkeypatch):
     done = interrupted(1, *tiny(tmp_path), monkeypatch=monkeypatch, by=signal.SIGTERM)
     assert done.code == 130
     assert done.errors[-1].endswith("interrupted after round 1 of 3; the same command goes on from there")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("mistaken", [False, True])
+@pytest.mark.parametrize(("where", "arguments"), [("round", ()), ("start", ("--workers", "2"))])
+def test_a_stop_that_a_library_swallows_is_heard(tmp_path, monkeypatch, where, arguments, stop, mistaken):
+    """As in C: some go on without it, some take it for a mistake of their caller."""
+    owner, name = {"round": (Engine, "play_round"), "start": (pool, "lend_images")}[where]
+    works = getattr(owner, name)
+
+    def swallows(*given):
+        try:
+            signal.raise_signal(stop)
+        except KeyboardInterrupt:
+            if mistaken:
+                raise TypeError("not a file") from None
+        return works(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, swallows)
+        done = flnl(*tiny(tmp_path, *arguments))
+    heard = int(where == "round" and not mistaken)
+    assert done.code == 130
+    assert done.errors[-1] == (
+        f"flnl-bench: interrupted after round {heard} of 3; the same command goes on from there"
+    )
+    assert flnl(*tiny(tmp_path, "--json")).json["resumed"] == heard
+    (file,) = tmp_path.rglob("run.json")
+    assert json.loads(file.read_text())["status"] == "done"
+
+
+def test_a_stop_is_forgotten_when_its_command_has_ended(tmp_path, monkeypatch):
+    interrupted(1, *tiny(tmp_path), monkeypatch=monkeypatch, by=signal.SIGTERM)
+    assert flnl(*tiny(tmp_path)).code == 0
 
 
 # -- scenario ----------------------------------------------------------------------------------------

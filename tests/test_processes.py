@@ -86,7 +86,7 @@ def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
     while not list(tmp_path.glob("flnl-bench-*/test.npy")):
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    lines = process.communicate()[1].splitlines()
-    assert process.returncode == 130
-    assert len(lines) == 1
-    assert "interrupted after round 0 of 3" in lines[0]
+    errors = process.communicate()[1]
+    assert process.returncode == 130, errors
+    assert len(errors.splitlines()) == 1
+    assert "interrupted after round 0 of 3" in errors

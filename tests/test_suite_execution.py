@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -179,6 +180,19 @@ def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file,
     assert not any(owner(path) for path in records(tmp_path))
     assert flnl("suite", suite_file, "--out", tmp_path).code == 0
     assert all_rounds(tmp_path) == whole
+
+
+def test_a_suite_hears_a_stop_that_a_library_swallows(suite_file, tmp_path, inline, monkeypatch):
+    def swallows(self, task):
+        outcome = work(task)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        return outcome
+
+    monkeypatch.setattr(Inline, "play", swallows)
+    done = flnl("suite", suite_file, "--out", tmp_path)
+    assert done.code == 130
+    assert f"interrupted with 1 of {RUNS} runs done" in done.errors[-1]
 
 
 # -- anew --------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import signal
 
-from flnl_bench.processes import hear_termination, terminate_as_interrupt
+from flnl_bench.processes import hear_termination, interruptible
 
 
 def answer(connection):
@@ -15,7 +15,7 @@ def wait_for_ever(connection):
 
 
 def listen(connection):
-    with terminate_as_interrupt():
+    with interruptible():
         try:
             hear_termination()
             connection.send("started")

@@ -27,7 +27,7 @@ from flnl_bench.cli import (
 from flnl_bench.cli.console import Interrupted, note
 from flnl_bench.cli.streams import standard_streams
 from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData, one_line
-from flnl_bench.processes import terminate_as_interrupt
+from flnl_bench.processes import interruptible
 
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
@@ -69,7 +69,7 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit: 0 done, 1 failed, 2 bad input, 3 data missing, 130 interrupted."""
-    with terminate_as_interrupt(), standard_streams() as out, warnings.catch_warnings():
+    with interruptible(), standard_streams() as out, warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: note(f"warning: {' '.join(str(message).split())}")
         code = _execute(arguments)
         out.flush()

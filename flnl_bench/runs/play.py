@@ -19,6 +19,7 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.views import check_views
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.files import finite
+from flnl_bench.processes import interrupted
 from flnl_bench.recorder.claim import Busy, Claim, claimed
 from flnl_bench.recorder.diagnostics import Probe, gather_beliefs, judge, save_beliefs
 from flnl_bench.recorder.folder import RunFolder, run_folder
@@ -107,6 +108,10 @@ class Run:
                     return self.finished() or self._go_on(engine, folder, claim, progress)
         except SystemExit as stop:  # of a hook: it must not pass for the end of the program
             raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
+        except Exception:
+            if interrupted():
+                raise KeyboardInterrupt from None
+            raise
 
     def _tidy(self, folder: RunFolder) -> None:
         """Remove what a kill after the last round has left; a disk that can only be read keeps it."""
@@ -135,6 +140,8 @@ class Run:
         try:
             tracking.start(self.config, folder.path / "trackers", rounds)
             while engine.round < engine.rounds:
+                if interrupted():
+                    raise KeyboardInterrupt
                 row = self._row(engine, probe)
                 claim.check()
                 if keeper:
@@ -155,7 +162,7 @@ class Run:
             raise  # the files are another's now
         except (KeyboardInterrupt, SystemExit, Exception) as error:
             # Whoever watches, or removes files, is not the method.
-            stopped = telling or isinstance(error, KeyboardInterrupt | Lost)
+            stopped = telling or interrupted() or isinstance(error, KeyboardInterrupt | Lost)
             record = dataclasses.replace(
                 record,
                 status="interrupted" if stopped else "failed",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.plugin_files import files_in_use, use_files
+from flnl_bench.processes import interrupted
 from flnl_bench.recorder.claim import Busy, claimed, owner
 from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.runs.resolve import Request, prepare
@@ -127,6 +128,8 @@ def conduct(board: Board, launcher: Launcher, watch: Callable[[Board], None]) ->
         watch(board)
         launcher.submit(board.having("waiting"))
         while board.having("waiting", "running"):
+            if interrupted():
+                raise KeyboardInterrupt
             for item, outcome in launcher.wait():
                 handed.discard(item)
                 if outcome.status == "lost":

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
-from flnl_bench.processes import hear_termination, start_worker, terminate_as_interrupt
+from flnl_bench.processes import hear_termination, interruptible, start_worker
 from flnl_bench.suite.conduct import Outcome, job_of, work
 from flnl_bench.suite.grid import Item
 
@@ -107,7 +107,7 @@ def _serve(connection: Connection, gpu: str | None) -> None:
     """The life of a worker: runs come in, outcomes go out, until the pipe closes."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    with terminate_as_interrupt(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+    with interruptible(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         hear_termination()
         while True:
             connection.send(work(connection.recv()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.errors import BadInput
-from flnl_bench.processes import terminate_as_interrupt
+from flnl_bench.processes import interruptible
 from flnl_bench.suite.conduct import Job, Outcome, job_of, work
 from flnl_bench.suite.grid import Item
 
@@ -101,7 +101,7 @@ class SlurmLauncher:
 
 def play_job(task: Job) -> Outcome:
     """One task of the array; submitit itself would ignore SIGTERM."""
-    with terminate_as_interrupt():
+    with interruptible():
         return work(task)
 
 
