@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.recorder.transfer import export_runs, import_runs
 
 ROOT = Path(__file__).parents[1]
+DEAD = 999_999_999  # no process has this number
+OTHER = os.getppid()
 
 
 @pytest.fixture
@@ -95,6 +99,65 @@ def test_beliefs_travel_with_a_run(shipped):
     sent = [path.read_bytes() for path in (shipped / "made").rglob("beliefs.npz")]
     assert [(run / "beliefs.npz").read_bytes() for run in done.runs] == sent
     assert len(sent) == 2
+
+
+def files_of(folder):
+    """What is in the files of runs, but for the time of the import."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.[jn]*")}
+    for name in (name for name in found if name.endswith("run.json")):
+        found[name] = json.loads(found[name])
+        found[name]["imported"].pop("time")
+    return found
+
+
+def test_unpacked_they_are_what_an_import_makes_of_them(shipped):
+    import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again")
+    assert files_of(published.published_folder()) == files_of(shipped / "again")
+    assert len(files_of(shipped / "again")) == 6
+
+
+def test_what_a_killed_process_has_unpacked_is_swept(shipped):
+    folder = published.published_folder()
+    whole = files_of(folder)
+    folder.rename(folder.with_name(f".{folder.name}.{DEAD}.part"))
+    assert files_of(published.published_folder()) == whole
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_of_two_processes_that_unpack_them_one_wins(shipped, monkeypatch):
+    unpack, raced = published.unpack_runs, []
+
+    def overtaken(file, aside):
+        unpack(file, aside)
+        monkeypatch.setattr(published, "unpack_runs", unpack)
+        raced.append(published.published_folder())
+
+    monkeypatch.setattr(published, "unpack_runs", overtaken)
+    monkeypatch.setattr(published.os, "getpid", iter([OTHER, DEAD]).__next__)
+    folder = published.published_folder()
+    assert raced == [folder]
+    assert len(files_of(folder)) == 6
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_what_cannot_be_unpacked_leaves_nothing(shipped, monkeypatch):
+    def full(file, aside):
+        aside.mkdir()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(published, "unpack_runs", full)
+    monkeypatch.setattr(published.tempfile, "gettempdir", lambda: str(shipped / "temporary"))
+    with pytest.raises(OSError, match="full"):
+        published.published_folder()
+    assert not list(shipped.glob("cache/flnl-bench/published/.*"))
+    assert not list(shipped.glob("temporary/.*"))
+
+
+@pytest.mark.slow
+def test_what_the_project_publishes_can_be_imported_with_all_checks(tmp_path):
+    for file in published.archives():
+        import_runs(file, tmp_path)
+    assert files_of(published.published_folder()) == files_of(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import flnl_bench
-from flnl_bench.recorder.transfer import import_runs
+from flnl_bench.files import sweep_parts
+from flnl_bench.recorder.transfer import unpack_runs
 
 PACKAGE = Path(flnl_bench.__file__).parent
 
@@ -30,10 +33,18 @@ def published_folder() -> Path:
 
 
 def _unpacked(files: list[Path], folder: Path) -> Path:
-    whole = folder / "whole"
-    if not whole.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            import_runs(file, folder)
-        whole.touch()
+    """The folder, which is there whole or not at all."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        sweep_parts(folder.parent)
+        aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        try:
+            for file in files:
+                unpack_runs(file, aside)
+            aside.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     return folder

@@ -149,6 +149,15 @@ def import_runs(file: Path, out: Path) -> Imported:
         raise BadInput(f"{file} is not a whole file of `flnl-bench results export` ({error})") from None
 
 
+def unpack_runs(file: Path, out: Path) -> None:
+    """The runs of a file that comes with this program and is trusted like it; nobody else may use `out`."""
+    with zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if name != MANIFEST]
+        archive.extractall(out, names)
+    for path in (out / name for name in names if name.endswith("/run.json")):
+        path.write_text(_imported(parse_record(path.read_bytes()), file).text())
+
+
 def _check(archive: zipfile.ZipFile) -> None:
     """A ValueError if a byte is wrong, or the file is not one of ours."""
     if MANIFEST not in archive.namelist():
@@ -209,7 +218,7 @@ def _place(members: Iterable[Member], archive: zipfile.ZipFile, file: Path, out:
         try:
             with claimed(folder.path):
                 folder.sweep_parts()
-                if _put(folder, member, file.name, done) and (data := _beliefs(archive, member.place)):
+                if _put(folder, member, file, done) and (data := _beliefs(archive, member.place)):
                     replace_file(folder.path / BELIEFS, data)
         except Busy:
             done.kept[folder.path] = "a process is working on it"
@@ -222,7 +231,7 @@ def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
     return archive.read(name) if name in archive.namelist() else b""
 
 
-def _put(folder: RunFolder, member: Member, file: str, done: Imported) -> bool:
+def _put(folder: RunFolder, member: Member, file: Path, done: Imported) -> bool:
     """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
     record = member.record
     if (folder.path / "run.json").exists() or (folder.path / "checkpoint").exists():
@@ -235,12 +244,17 @@ def _put(folder: RunFolder, member: Member, file: str, done: Imported) -> bool:
             done.kept[folder.path] = "a run with other numbers is there"
         return False
     replace_file(folder.rounds_file, member.rounds)
-    origin = {"file": file, "time": now(), "provenance": record.provenance}
-    if record.imported:
-        origin["earlier"] = record.imported
-    folder.write(dataclasses.replace(record, imported=origin))
+    folder.write(_imported(record, file))
     done.runs.append(folder.path)
     return True
+
+
+def _imported(record: RunRecord, file: Path) -> RunRecord:
+    """The record, which says where it comes from."""
+    origin = {"file": file.name, "time": now(), "provenance": record.provenance}
+    if record.imported:
+        origin["earlier"] = record.imported
+    return dataclasses.replace(record, imported=origin)
 
 
 def _same(there: RunRecord, record: RunRecord) -> bool:
