@@ -21,8 +21,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOPS = {signal.SIGINT, signal.SIGTERM}
-
-
 _heard: list[int] = []  # the stops of this process since it is `interruptible`
 
 

@@ -140,9 +140,13 @@ def test_of_two_processes_that_unpack_them_one_wins(shipped, monkeypatch):
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def test_a_package_without_archives_has_no_runs(shipped):
+    (shipped / "package" / "published" / "digits.zip").unlink()
+    assert not list(published.published_folder().iterdir())
+
+
 def test_what_cannot_be_unpacked_leaves_nothing(shipped, monkeypatch):
     def full(file, aside):
-        aside.mkdir()
         raise OSError("the disk is full")
 
     monkeypatch.setattr(published, "unpack_runs", full)

@@ -39,6 +39,7 @@ def _unpacked(files: list[Path], folder: Path) -> Path:
         sweep_parts(folder.parent)
         aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         try:
+            aside.mkdir()
             for file in files:
                 unpack_runs(file, aside)
             aside.rename(folder)

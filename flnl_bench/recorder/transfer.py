@@ -155,7 +155,7 @@ def unpack_runs(file: Path, out: Path) -> None:
         names = [name for name in archive.namelist() if name != MANIFEST]
         archive.extractall(out, names)
     for path in (out / name for name in names if name.endswith("/run.json")):
-        path.write_text(_imported(parse_record(path.read_bytes()), file).text())
+        path.write_text(_imported(parse_record(path.read_bytes()), file).text(), encoding="utf-8")
 
 
 def _check(archive: zipfile.ZipFile) -> None:
