@@ -16,7 +16,7 @@ from benchmarks import fedgr_tables, pages
 from flnl_bench.leaderboards.frames import leaderboard, load_results
 from flnl_bench.recorder import published
 from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.recorder.transfer import export_runs, import_runs
+from flnl_bench.recorder.transfer import MEMBERS, export_runs, import_runs
 
 ROOT = Path(__file__).parents[1]
 DEAD = 999_999_999  # no process has this number
@@ -103,7 +103,9 @@ def test_beliefs_travel_with_a_run(shipped):
 
 def files_of(folder):
     """What is in the files of runs, but for the time of the import."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.[jn]*")}
+    found = {
+        str(path.relative_to(folder)): path.read_bytes() for file in MEMBERS for path in folder.rglob(file)
+    }
     for name in (name for name in found if name.endswith("run.json")):
         found[name] = json.loads(found[name])
         found[name]["imported"].pop("time")
@@ -158,10 +160,11 @@ def test_what_cannot_be_unpacked_leaves_nothing(shipped, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_the_project_publishes_can_be_imported_with_all_checks(tmp_path):
+def test_what_the_project_publishes_can_be_imported_with_all_checks(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for file in published.archives():
-        import_runs(file, tmp_path)
-    assert files_of(published.published_folder()) == files_of(tmp_path)
+        import_runs(file, tmp_path / "again")
+    assert files_of(published.published_folder()) == files_of(tmp_path / "again")
 
 
 @pytest.fixture(scope="module")
