@@ -244,9 +244,9 @@ def test_the_look_costs_one_pass_and_the_anchor_of_the_first_release_one_in_ever
 
 @pytest.mark.parametrize(
     ("batch_size", "expected"),
-    [(8, [8, 8, 8]), (29, [29]), (40, [30])],  # of 30 samples; a last batch of one joins the one before
+    [(8, [8, 8, 8]), (29, [29]), (40, [])],  # of 30 samples; a last batch of one joins the one before
 )
-def test_the_short_last_batch_of_an_epoch_is_dropped_unless_it_is_the_only_one(batch_size, expected):
+def test_the_short_last_batch_of_an_epoch_is_dropped_even_if_there_is_no_other(batch_size, expected):
     sizes = []
 
     class Spy(FedGR):
@@ -257,8 +257,21 @@ def test_the_short_last_batch_of_an_epoch_is_dropped_unless_it_is_the_only_one(b
             return super().loss(model, batch, client)
 
     engine = toy_engine(Spy(unguarded=True), batch_size=batch_size)
-    engine.federation.train([0])
+    (update,) = engine.federation.train([0])
     assert sizes == expected * TRAINING.epochs
+    moved = any(not torch.equal(update.weights[name], w) for name, w in engine.server.weights.items())
+    assert moved == bool(expected)
+
+
+@pytest.mark.parametrize("release", RELEASE.values(), ids=RELEASE)
+def test_clients_with_less_than_a_batch_hand_the_model_back_and_take_part_in_the_sieve(release):
+    engine = toy_engine(release, batch_size=40, rounds=10)
+    before = engine.server.weights
+    rows = play(engine)
+    assert engine.round > release.warmup(engine.terms)
+    torch.testing.assert_close(dict(engine.server.weights), dict(before))  # but for the rounding of averages
+    assert all(row["train_loss"] is None for row in rows)
+    assert all(torch.isfinite(state["mean_loss"]).all() for state in engine.federation.states.values())
 
 
 def test_a_mixture_whose_means_coincide_is_believed_as_released():

@@ -259,11 +259,11 @@ class FedGR(Method):
             yield self._steps(client, epochs=client.epochs)
 
     def _steps(self, client: Client, epochs: int) -> list[Step]:
-        """Mini-batches; the short last one of an epoch is dropped as released, unless it is the only one."""
-        size = client.terms.batch_size
-        if not self.unguarded or client.size < size:
-            return client.steps(epochs=epochs)
-        return [Step(step.rows[:size]) for step in client.steps(epochs=epochs) if len(step.rows) >= size]
+        """Mini-batches; as released the short last one of an epoch is dropped, even if there is no other."""
+        steps, size = client.steps(epochs=epochs), client.terms.batch_size
+        if not self.unguarded:
+            return steps
+        return [Step(step.rows[:size]) for step in steps if len(step.rows) >= size]
 
     def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
         """L^SR + λ_B·B + λ_R·R."""
