@@ -22,8 +22,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         import_runs(SWITCHES, Path(folder))
         changed = finished(fb.load_results(Path(folder)))
-    same = runs.method.isin(METHODS[2:]) & runs.seed.isin(changed.seed)  # with which they are compared
-    show(switches(pd.concat([runs[same], changed])))
+    show(switches(pd.concat([runs[runs.method.isin(METHODS[2:])], changed])))
     for partition in ("iid", "dir-0.3"):
         show(measured(runs[runs.partition == partition], partition))
 
@@ -57,12 +56,19 @@ def measured(runs: pd.DataFrame, partition: str) -> Iterator[Sequence[str]]:
 
 
 def switches(runs: pd.DataFrame) -> Iterator[Sequence[str]]:
-    """Last-10 accuracy with each switch alone."""
+    """Last-10 accuracy with each switch alone, over the seeds that every row has."""
     cells = [(setting, partition) for partition in ("iid", "dir-0.3") for setting in ("sym-0.6", "mixed-1.0")]
-    yield ["", *(f"`{setting}`, {partition}" for setting, partition in cells)]
+    runs = runs[[cell in cells for cell in zip(runs.setting, runs.partition, strict=True)]]
     names = runs.changed.map(lambda changed: ", ".join(changed)).where(runs.method == "fedgr", "all")
+    place = ["name", "setting", "partition"]
+    runs = runs.assign(name=names).drop_duplicates([*place, "seed"])
+    seeds = set.intersection(*(set(seeds) for _, seeds in runs.groupby(place).seed))
+    yield [
+        f"seed {', '.join(map(str, sorted(seeds)))}",
+        *(f"`{setting}`, {partition}" for setting, partition in cells),
+    ]
     for name in ["", *sorted(set(names) - {"", "all"}), "all"]:
-        some = runs[names == name]
+        some = runs[(runs.name == name) & runs.seed.isin(seeds)]
         title = {"": "`fedgr`", "all": "all: `fedgr/released`"}.get(name, f"`{name}`")
         yield [
             title,

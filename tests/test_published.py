@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import flnl
+from flnl_methods.fedprox import FedProx
 from synthetic_runs import write_run
 
 from benchmarks import fedgr_tables, pages
 from flnl_bench.leaderboards.frames import leaderboard, load_results
 from flnl_bench.recorder import published
 from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.recorder.provenance import source
 from flnl_bench.recorder.transfer import MEMBERS, export_runs, import_runs
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +40,10 @@ def shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
+
+
+def flagged(board):
+    return [text for table in board.tables for text in table.alarms]
 
 
 def cells(board):
@@ -61,11 +68,46 @@ def rounds_of(results):
     return results.runs.training_rounds.iloc[0]
 
 
-def test_a_run_that_was_made_here_too_counts_as_ones_own(shipped):
-    write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, source="b" * 16)
+@pytest.mark.parametrize("code", ["installed", "edited"])
+def test_a_run_that_was_made_here_too_counts_and_is_flagged_if_its_code_was_another(code, shipped):
+    digest = source(FedProx) if code == "installed" else "b" * 16
+    write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, source=digest)
     board = leaderboard(load_results(shipped / "own", with_published=True))
     assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
-    assert not [text for text in board.warnings if "different codes" in text]
+    assert len(flagged(board)) == (code == "edited")
+
+
+def test_published_runs_alone_are_not_flagged_whatever_made_them(shipped):
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, source="b" * 16)
+    assert not flagged(leaderboard(load_results(shipped / "own", with_published=True)))
+
+
+def test_a_run_that_was_torn_in_the_cache_is_named(shipped):
+    torn = next(published.published_folder().rglob("run.json"))
+    torn.write_text("{")
+    assert list(load_results(shipped / "own", with_published=True).problems) == [torn]
+
+
+@pytest.mark.parametrize(
+    "content", [b"version https://git-lfs.github.com/spec/v1", b""], ids=["pointer", "empty"]
+)
+def test_an_archive_that_is_damaged_is_one_line(content, shipped):
+    (shipped / "package" / "published" / "digits.zip").write_bytes(content)
+    done = flnl("leaderboard", shipped / "made", "--with-published")
+    assert done.code == 2
+    [line] = done.errors
+    assert "digits.zip is not a whole file" in line
+    assert not list(shipped.glob("cache/flnl-bench/published/.*"))
+
+
+def test_what_an_earlier_version_has_unpacked_goes_when_nobody_uses_it(shipped):
+    folder = published.published_folder()
+    for name, age in (("used", 0), ("forgotten", published.UNUSED + 60)):
+        folder.with_name(name).mkdir()
+        os.utime(folder.with_name(name), (time.time() - age,) * 2)
+    folder.rename(folder.with_name("other"))
+    assert published.published_folder() == folder
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, "other", "used"}
 
 
 def test_runs_of_another_protocol_are_not_put_into_one_table(shipped):
@@ -90,8 +132,18 @@ def test_the_seeds_of_ones_own_runs_can_be_compared_alone(shipped):
 
 def test_a_cache_that_cannot_be_written_to_is_no_obstacle(shipped, monkeypatch):
     (shipped / "cache").write_text("a file in its place")
-    monkeypatch.setattr(published.tempfile, "gettempdir", lambda: str(shipped / "temporary"))
-    assert len(load_results(shipped / "own", with_published=True).runs) == 2
+    (shipped / "temporary").mkdir()
+    monkeypatch.setattr(published.tempfile, "tempdir", str(shipped / "temporary"))
+    at_exit = []
+    monkeypatch.setattr(
+        published.atexit, "register", lambda *call, **options: at_exit.append((call, options))
+    )
+    for _ in range(2):  # unpacked once, and gone with the process
+        assert len(load_results(shipped / "own", with_published=True).runs) == 2
+    [((remove, *where), how)] = at_exit
+    assert list((shipped / "temporary").iterdir()) == where
+    remove(*where, **how)
+    assert not list((shipped / "temporary").iterdir())
 
 
 def test_beliefs_travel_with_a_run(shipped):
@@ -152,11 +204,9 @@ def test_what_cannot_be_unpacked_leaves_nothing(shipped, monkeypatch):
         raise OSError("the disk is full")
 
     monkeypatch.setattr(published, "unpack_runs", full)
-    monkeypatch.setattr(published.tempfile, "gettempdir", lambda: str(shipped / "temporary"))
     with pytest.raises(OSError, match="full"):
         published.published_folder()
     assert not list(shipped.glob("cache/flnl-bench/published/.*"))
-    assert not list(shipped.glob("temporary/.*"))
 
 
 @pytest.mark.slow

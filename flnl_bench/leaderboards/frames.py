@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,14 +81,30 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
     found = read_runs(Path(folder)) if Path(folder).is_dir() else Found()
     if with_published:
         own = {(run.path.name, run.method, run.fingerprint) for run in found.runs}
-        ours = read_runs(published_folder()).runs
-        # Golden numbers vouch for a version of a method; its code is often another one by now.
+        ours = read_runs(published_folder())
+        left = [run for run in ours.runs if (run.path.name, run.method, run.fingerprint) not in own]
+        code = _code_of({run.method for run in found.runs if run.sources} & {run.method for run in left})
         found.runs += [
-            dataclasses.replace(run, sources=frozenset())
-            for run in ours
-            if (run.path.name, run.method, run.fingerprint) not in own
+            dataclasses.replace(run, sources=code.get((run.method, run.version), frozenset())) for run in left
         ]
+        found.problems |= ours.problems
     return Results(Path(folder), found)
+
+
+def _code_of(methods: Set[str]) -> dict[tuple[str, int], frozenset[str]]:
+    """The digests of methods as they are installed, by name and version.
+
+    They stand for the code of published runs: it is often another one by now, but golden numbers vouch for
+    a version of a method. So a user's run is flagged beside them if its own code is not the installed one.
+    """
+    if not methods:
+        return {}
+    # They need torch, which other tables do without.
+    from flnl_bench.recorder.provenance import source
+    from flnl_bench.registry import default_registry
+
+    classes = {method: default_registry().method_class(method) for method in methods}
+    return {(m, cls.version): frozenset(filter(None, [source(cls)])) for m, cls in classes.items()}
 
 
 def leaderboard(

@@ -66,7 +66,7 @@ MODELS: Table[ModelKind] = Table(
         ),
         ModelKind(
             "tiny-cnn-16",
-            "tiny-cnn half as wide: faster, but too weak to tell wrong labels, 24 thousand weights",
+            "tiny-cnn half as wide, 24 thousand weights",
             lambda channels, norm: _backbones().tiny_cnn(channels, norm, width=16),
         ),
         ModelKind(

@@ -145,7 +145,7 @@ class Projected(nn.Module):
     def __init__(self, backbone: ResNet, norm: str) -> None:
         super().__init__()
         self.backbone, self.feature_size = backbone, backbone.feature_size
-        self.linear = nn.Linear(self.feature_size, self.feature_size)
+        self.linear = nn.Linear(self.feature_size, self.feature_size, bias=False)
         # BatchNorm of images would refuse features, which have no height and width.
         self.norm = (
             nn.BatchNorm1d(self.feature_size) if norm == "batch" else normalisation(norm, self.feature_size)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import flnl_bench
@@ -13,6 +17,7 @@ from flnl_bench.files import sweep_parts
 from flnl_bench.recorder.transfer import unpack_runs
 
 PACKAGE = Path(flnl_bench.__file__).parent
+UNUSED = 30 * 24 * 3600  # seconds after which the folder of another version goes
 
 
 def archives() -> list[Path]:
@@ -24,15 +29,15 @@ def published_folder() -> Path:
     """A results folder with all published runs, unpacked once for each version of them."""
     import platformdirs
 
-    files = archives()
+    files = tuple(archives())
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     try:
         return _unpacked(files, Path(platformdirs.user_cache_dir("flnl-bench")) / "published" / digest)
     except OSError:  # a home that cannot be written to
-        return _unpacked(files, Path(tempfile.gettempdir()) / f"flnl-bench-published-{digest}")
+        return _for_this_process(files)
 
 
-def _unpacked(files: list[Path], folder: Path) -> Path:
+def _unpacked(files: Sequence[Path], folder: Path) -> Path:
     """The folder, which is there whole or not at all."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -48,4 +53,18 @@ def _unpacked(files: list[Path], folder: Path) -> Path:
                 raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+        for other in folder.parent.iterdir():
+            if time.time() - other.stat().st_mtime > UNUSED:
+                shutil.rmtree(other, ignore_errors=True)
+    os.utime(folder)
+    return folder
+
+
+@functools.cache
+def _for_this_process(files: tuple[Path, ...]) -> Path:
+    """A folder of its own: a lasting one that all users may write to could be somebody else's work."""
+    folder = Path(tempfile.mkdtemp(prefix="flnl-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for file in files:
+        unpack_runs(file, folder)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import stat
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
+from typing import BinaryIO
 
 import flnl_bench
 from flnl_bench.errors import BadInput
@@ -88,7 +90,7 @@ def _write(path: Path, found: Records, done: Exported) -> None:
             if (run / BELIEFS).exists():
                 _add(archive, f"{place.as_posix()}/{BELIEFS}", read_file(run / BELIEFS))
             done.runs += 1
-        about = {"format": FORMAT, "version": VERSION, "exported": now(), "runs": done.runs}
+        about = {"format": FORMAT, "version": VERSION, "runs": done.runs}
         _add(archive, MANIFEST, json_text({**about, "flnl_bench": flnl_bench.__version__}, indent=2) + "\n")
 
 
@@ -125,37 +127,43 @@ class Imported:
 
 def import_runs(file: Path, out: Path) -> Imported:
     """Put the runs of an exported file where runs live; the file is checked as a whole first."""
+    with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
+        check_unpacked(archive, os.fstat(packed.fileno()).st_size)
+        _check(archive)
+        members = list(_members(archive))
+        if len({member.place for member in members}) < len(members):
+            raise ValueError("a run is there twice")
+        for member in members:
+            refuse_links(out, out / member.place)
+            RunFolder(out / member.place).check()
+        for member in members:
+            if data := _beliefs(archive, member.place):
+                where, record = file / member.place / BELIEFS, member.record
+                check_beliefs(where, data, record.scenario.samples, record.config.training.clients)
+        return _place(members, archive, file, out)
+
+
+def unpack_runs(file: Path, out: Path) -> None:
+    """The runs of a file that comes with this program and is trusted like it; nobody else may use `out`."""
+    with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
+        names = [name for name in archive.namelist() if name != MANIFEST]
+        archive.extractall(out, names)
+        for path in (out / name for name in names if name.endswith("/run.json")):
+            path.write_text(_imported(parse_record(path.read_bytes()), file).text(), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """The file of an export; what is wrong with it is said in one line."""
     try:
-        with open_file(file, follow=True) as packed, zipfile.ZipFile(packed) as archive:
-            check_unpacked(archive, os.fstat(packed.fileno()).st_size)
-            _check(archive)
-            members = list(_members(archive))
-            if len({member.place for member in members}) < len(members):
-                raise ValueError("a run is there twice")
-            for member in members:
-                refuse_links(out, out / member.place)
-                RunFolder(out / member.place).check()
-            for member in members:
-                if data := _beliefs(archive, member.place):
-                    where, record = file / member.place / BELIEFS, member.record
-                    clients = record.config.training.clients
-                    check_beliefs(where, data, record.scenario.samples, clients)
-            return _place(members, archive, file, out)
+        with open_file(file, follow=True) as packed:
+            yield packed
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
     except _BROKEN as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{file} is not a whole file of `flnl-bench results export` ({error})") from None
-
-
-def unpack_runs(file: Path, out: Path) -> None:
-    """The runs of a file that comes with this program and is trusted like it; nobody else may use `out`."""
-    with zipfile.ZipFile(file) as archive:
-        names = [name for name in archive.namelist() if name != MANIFEST]
-        archive.extractall(out, names)
-    for path in (out / name for name in names if name.endswith("/run.json")):
-        path.write_text(_imported(parse_record(path.read_bytes()), file).text(), encoding="utf-8")
 
 
 def _check(archive: zipfile.ZipFile) -> None:

@@ -89,7 +89,7 @@ class FedGR(Method):
     strong_aug: bool = True
     teacher: Literal["revised", "online"] = "revised"
     warmup_sampling: Literal["without", "with"] = "without"  # replacement
-    # The paper's equation keeps pseudo labels only; its authors' code also keeps labels judged clean.
+    # The paper's equation keeps pseudo labels only; its authors' earlier code also labels judged clean.
     high_noise_labels: Literal["pseudo", "pseudo+clean"] = "pseudo"
     # As released: the authors' code in two states, of which b is the later.
     release: Literal["a", "b"] = "b"
