@@ -77,6 +77,14 @@ def test_a_run_that_was_made_here_too_counts_and_is_flagged_if_its_code_was_anot
     assert len(flagged(board)) == (code == "edited")
 
 
+def test_ones_own_run_counts_also_if_it_is_the_older_one_in_a_folder_of_another_name(shipped):
+    run = write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, ended="2000-01-01T00:00:00+00:00")
+    run.rename(run.with_name("mine"))
+    board = leaderboard(load_results(shipped / "own", with_published=True))
+    assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
+    assert not board.warnings
+
+
 def test_published_runs_alone_are_not_flagged_whatever_made_them(shipped):
     write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, source="b" * 16)
     assert not flagged(leaderboard(load_results(shipped / "own", with_published=True)))

@@ -80,9 +80,8 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
         check_folder(Path(folder))
     found = read_runs(Path(folder)) if Path(folder).is_dir() else Found()
     if with_published:
-        own = {(run.path.name, run.method, run.fingerprint) for run in found.runs}
-        ours = read_runs(published_folder())
-        left = [run for run in ours.runs if (run.path.name, run.method, run.fingerprint) not in own]
+        own, ours = {run.identity for run in found.runs}, read_runs(published_folder())
+        left = [run for run in ours.runs if run.identity not in own]
         code = _code_of({run.method for run in found.runs if run.sources} & {run.method for run in left})
         found.runs += [
             dataclasses.replace(run, sources=code.get((run.method, run.version), frozenset())) for run in left

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flnl_bench.config import key_of
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.recorder.folder import read_records
 from flnl_bench.recorder.record import METRICS, RunRecord
@@ -41,6 +42,13 @@ class FinishedRun:
     label: str | None  # what its suite calls it
     sources: frozenset[str]  # digests of the method's code that made it, as far as they are known
     summary: Mapping[str, Any] = field(default_factory=dict)  # as recorded, with the costs
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What a run has in common with the same run made again, whatever its folder is called."""
+        values = (key_of(self.hyperparameters), key_of(self.training))
+        names = (self.method, self.version, self.preset, self.device, self.numbers)
+        return (*names, *values, self.fingerprint, self.seed)
 
 
 @dataclass
