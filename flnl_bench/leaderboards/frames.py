@@ -5,6 +5,7 @@ pandas is imported where a frame is asked for: the command line makes leaderboar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -102,8 +103,12 @@ def _code_of(methods: Set[str]) -> dict[tuple[str, int], frozenset[str]]:
     from flnl_bench.recorder.provenance import source
     from flnl_bench.registry import default_registry
 
-    classes = {method: default_registry().method_class(method) for method in methods}
-    return {(m, cls.version): frozenset(filter(None, [source(cls)])) for m, cls in classes.items()}
+    digests = {}
+    for method in methods:
+        with contextlib.suppress(BadInput):  # its plugin is not installed
+            cls = default_registry().method_class(method)
+            digests[method, cls.version] = frozenset(filter(None, [source(cls)]))
+    return digests
 
 
 def leaderboard(

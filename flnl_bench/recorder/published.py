@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
@@ -53,10 +54,11 @@ def _unpacked(files: Sequence[Path], folder: Path) -> Path:
                 raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a cache may be read-only, and others tidy up, too
+        os.utime(folder)
         for other in folder.parent.iterdir():
             if time.time() - other.stat().st_mtime > UNUSED:
                 shutil.rmtree(other, ignore_errors=True)
-    os.utime(folder)
     return folder
 
 
