@@ -21,7 +21,7 @@ from flnl_bench.engine import pool
 from flnl_bench.engine.engine import Engine
 
 KEYS = ["method", "dataset", "partition", "setting", "preset", "seed", "rounds", "last10", "best"]
-KEYS += ["run_dir", "scenario"]
+KEYS += ["run_dir", "scenario", "published"]
 COSTS = ["best_round", "bytes_down", "bytes_up", "forward", "backward", "seconds", "resumed"]
 
 

@@ -154,6 +154,65 @@ def test_a_cache_that_cannot_be_written_to_is_no_obstacle(shipped, monkeypatch):
     assert not list((shipped / "temporary").iterdir())
 
 
+def told_of_published(run):
+    """What `show` says of the published run beside one's own."""
+    lines = " ".join(flnl("show", run).out.split())
+    return lines.partition(" published ")[2].partition(" scenario ")[0]
+
+
+def test_a_run_with_the_numbers_of_the_published_one_says_so(shipped):
+    run = write_run(shipped / "own", "fedprox", seed=13, accuracy=60.0, all_rounds=True)
+    assert told_of_published(run) == "60.00 % the same, to the last digit"
+
+
+@pytest.mark.parametrize("best", [60.0, 90.0], ids=["last10", "best"])
+def test_a_run_with_other_numbers_says_what_may_be_why(best, shipped):
+    accuracy = 61.0 if best == 60.0 else 60.0
+    run = write_run(
+        shipped / "own", "fedprox", accuracy=accuracy, best=best, all_rounds=True, source="b" * 16
+    )
+    record = json.loads((run / "run.json").read_text())
+    record["provenance"] |= {"instructions": "AVX9", "libraries": {"torch": "2.99"}}
+    (run / "run.json").write_text(json.dumps(record))
+    told = told_of_published(run)
+    assert told.startswith("60.00 % not the same; ")
+    assert "instructions of the CPU not known, here AVX9" in told
+    assert "here 2.99" in told
+    assert f"code of the method {'a' * 16}, here {'b' * 16}" in told
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"setting": "sym-0.6"}, {"fingerprint": "0" * 16}, {"training": {"lr": 0.2}}, {"status": "running"}],
+    ids=str,
+)
+def test_nothing_is_said_where_the_same_run_is_not_published_or_ones_own_not_done(other, shipped):
+    run = write_run(shipped / "own", "fedprox", all_rounds=True, **other)
+    assert told_of_published(run) == ""
+
+
+def test_nothing_is_said_of_an_imported_run_or_if_the_archive_is_damaged(shipped):
+    (imported, _) = import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again").runs
+    assert told_of_published(imported) == ""
+    run = write_run(shipped / "own", "fedprox", accuracy=60.0, all_rounds=True)
+    assert told_of_published(run) != ""
+    (shipped / "package" / "published" / "digits.zip").write_bytes(b"torn")
+    assert told_of_published(run) == ""
+
+
+def test_one_run_or_several_tell_the_published_number(shipped):
+    small = ["--rounds", "1", "--epochs", "1", "--fraction", "0.1"]
+    asked = ["run", "--method", "fedprox", "--setting", "sym-1.0", *small]
+    made = flnl(*asked, "--out", shipped / "published", "--json").json
+    assert made["published"] is None
+    export_runs(shipped / "published", shipped / "package" / "published" / "digits.zip")
+    one = flnl(*asked, "--out", shipped / "own")
+    assert f"{made['last10']:.2f} %  the same, to the last digit" in one.out
+    several = [*asked, "--out", shipped / "own", "--seeds", "1,13"]
+    assert f"last-10, published: {made['last10']:.2f} %, –" in flnl(*several).out
+    assert [run["published"] for run in flnl(*several, "--json").json["runs"]] == [made["last10"], None]
+
+
 def test_beliefs_travel_with_a_run(shipped):
     done = import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again")
     sent = [path.read_bytes() for path in (shipped / "made").rglob("beliefs.npz")]

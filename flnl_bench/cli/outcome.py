@@ -11,6 +11,7 @@ from typing import Any
 
 from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
 from flnl_bench.config import NAMES, RunConfig
+from flnl_bench.recorder.published import published_record
 from flnl_bench.recorder.record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
@@ -20,13 +21,14 @@ SHARED = [name for name in NAMES if name != "seed"]
 def as_object(record: RunRecord, folder: Path) -> dict[str, Any]:
     """One finished run as one flat JSON object."""
     assert record.summary is not None
-    summary = dataclasses.asdict(record.summary)
+    summary, published = dataclasses.asdict(record.summary), published_record(record)
     return {
         **record.config.names,
         **{name: value for name, value in summary.items() if name not in ("final", "diverged", "counts")},
         "resumed": record.resumed,
         "scenario": record.scenario.fingerprint,
         "run_dir": str(folder),
+        "published": published.result().last10 if published else None,
     }
 
 
@@ -84,6 +86,36 @@ def divergence(summary: Summary | None) -> str | None:
     return None if first is None else f"the loss is not finite from round {first + 1} on"
 
 
+def published_line(record: RunRecord) -> str | None:
+    """How the published run of the same configuration compares; None if there is none."""
+    other = published_record(record)
+    if other is None or record.imported or record.status != "done":
+        return None
+    theirs, ours = other.result(), record.result()
+    alike = all(getattr(theirs, metric) == getattr(ours, metric) for metric in METRICS)
+    told = ["the same, to the last digit"] if alike else ["not the same", *_made_otherwise(other, record)]
+    return f"{percent(theirs.last10)}  {'; '.join(told)}"
+
+
+def _made_otherwise(published: RunRecord, own: RunRecord) -> list[str]:
+    """What may be why the same configuration has other numbers."""
+
+    def made_by(record: RunRecord) -> dict[str, str | None]:
+        about = record.provenance
+        return {
+            "instructions of the CPU": about.get("instructions"),
+            "torch": about.get("libraries", {}).get("torch"),
+            "code of the method": about.get("method", {}).get("source"),
+        }
+
+    theirs, ours = made_by(published), made_by(own)
+    return [
+        f"{name} {theirs[name] or 'not known'}, here {ours[name] or 'not known'}"
+        for name in ours
+        if theirs[name] != ours[name]
+    ]
+
+
 def memorised(row: Mapping[str, Any]) -> float | None:
     """The share of wrong labels that the global model predicts after a round; None if not known."""
     return (row.get("diagnostics") or {}).get("memorised")
@@ -103,6 +135,8 @@ def print_run(record: RunRecord, rows: Sequence[Mapping[str, Any]], folder: Path
     lines.add_row(
         "best", f"{percent(summary.best)}  in round {best_round(summary.best_round)} of {summary.rounds}"
     )
+    if told := published_line(record):
+        lines.add_row("published", told)
     at_best, at_end = memorised(rows[summary.best_round or 0]), memorised(rows[-1])
     if at_end is not None:
         lines.add_row(
@@ -135,6 +169,8 @@ def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
     console.print(f"{names[0]} on {' · '.join(names[1:])} · {len(runs)} seeds", style="bold")
     console.print(rows)
     console.print("std: sample standard deviation over the seeds (ddof 1)", style="dim")
+    if any(run["published"] is not None for run in runs):
+        console.print(f"last-10, published: {', '.join(percent(run['published']) for run in runs)}")
     folder = runs[0]["run_dir"]
     print_paths(files=str(Path(folder).parent), next=f"flnl-bench show {shlex.quote(folder)}")
 

@@ -12,7 +12,15 @@ from rich.console import Console
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout
-from flnl_bench.cli.outcome import best_round, cost_line, divergence, print_paths, scenario_line, title_of
+from flnl_bench.cli.outcome import (
+    best_round,
+    cost_line,
+    divergence,
+    print_paths,
+    published_line,
+    scenario_line,
+    title_of,
+)
 from flnl_bench.cli.preset import show_preset
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.classes import class_recall
@@ -136,6 +144,8 @@ def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
     console.print(title_of(config), style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
+    if told := published_line(record):
+        lines.add_row("published", told)
     if record.error:
         lines.add_row("error", record.error)
     if record.traceback:

@@ -10,11 +10,13 @@ import os
 import shutil
 import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import flnl_bench
 from flnl_bench.files import sweep_parts
+from flnl_bench.recorder.record import RunRecord, parse_record
 from flnl_bench.recorder.transfer import unpack_runs
 
 PACKAGE = Path(flnl_bench.__file__).parent
@@ -24,6 +26,19 @@ UNUSED = 30 * 24 * 3600  # seconds after which the folder of another version goe
 def archives() -> list[Path]:
     """One file of `results export` a data set: in the installed package, or in results/ of the sources."""
     return sorted((PACKAGE / "published").glob("*.zip")) or sorted(PACKAGE.parent.glob("results/*.zip"))
+
+
+def published_record(own: RunRecord) -> RunRecord | None:
+    """The published run of the same configuration and scenario, from its archive alone.
+
+    It is a courtesy, so an archive that cannot be read has none.
+    """
+    for file in archives():
+        unreadable = (OSError, ValueError, KeyError, zipfile.BadZipFile)
+        with contextlib.suppress(*unreadable), zipfile.ZipFile(file) as archive:
+            found = parse_record(archive.read((own.config.place / "run.json").as_posix()))
+            return found if found.scenario == own.scenario else None
+    return None
 
 
 def published_folder() -> Path:
