@@ -88,32 +88,27 @@ def divergence(summary: Summary | None) -> str | None:
 
 def published_line(record: RunRecord) -> str | None:
     """How the published run of the same configuration compares; None if there is none."""
-    other = published_record(record)
-    if other is None or record.imported or record.status != "done":
+    other, ours = published_record(record), record.summary
+    if other is None or ours is None or record.status != "done":
         return None
-    theirs, ours = other.result(), record.result()
-    alike = all(getattr(theirs, metric) == getattr(ours, metric) for metric in METRICS)
-    told = ["the same, to the last digit"] if alike else ["not the same", *_made_otherwise(other, record)]
-    return f"{percent(theirs.last10)}  {'; '.join(told)}"
+    theirs = other.result()
+    if all(getattr(theirs, metric) == getattr(ours, metric) for metric in METRICS):
+        return f"{percent(theirs.last10)}  the same, to the last digit"
+    made, here = _made_by(other), _made_by(record)
+    why = [f"{name} ({made[name]}, here {here[name]})" for name in made if made[name] != here[name]]
+    told = f"may be because of {', '.join(why)}" if why else "nothing that is recorded explains it"
+    return f"{percent(theirs.last10)}  not the same; {told}"
 
 
-def _made_otherwise(published: RunRecord, own: RunRecord) -> list[str]:
-    """What may be why the same configuration has other numbers."""
-
-    def made_by(record: RunRecord) -> dict[str, str | None]:
-        about = record.provenance
-        return {
-            "instructions of the CPU": about.get("instructions"),
-            "torch": about.get("libraries", {}).get("torch"),
-            "code of the method": about.get("method", {}).get("source"),
-        }
-
-    theirs, ours = made_by(published), made_by(own)
-    return [
-        f"{name} {theirs[name] or 'not known'}, here {ours[name] or 'not known'}"
-        for name in ours
-        if theirs[name] != ours[name]
-    ]
+def _made_by(record: RunRecord) -> dict[str, str]:
+    """What the last digits depend on, over all parts of a resumed run."""
+    parts = (record.provenance, *record.earlier)
+    known = {
+        "the CPU": {part.get("instructions") for part in parts},
+        "torch": {part.get("libraries", {}).get("torch") for part in parts},
+        "the code of the method": record.sources,
+    }
+    return {name: ", ".join(sorted(map(str, found - {None}))) or "unknown" for name, found in known.items()}
 
 
 def memorised(row: Mapping[str, Any]) -> float | None:
@@ -170,7 +165,10 @@ def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
     console.print(rows)
     console.print("std: sample standard deviation over the seeds (ddof 1)", style="dim")
     if any(run["published"] is not None for run in runs):
-        console.print(f"last-10, published: {', '.join(percent(run['published']) for run in runs)}")
+        told = [
+            percent(run["published"]) + " (the same)" * (run["published"] == run["last10"]) for run in runs
+        ]
+        console.print(f"last-10 as published: {', '.join(told)}")
     folder = runs[0]["run_dir"]
     print_paths(files=str(Path(folder).parent), next=f"flnl-bench show {shlex.quote(folder)}")
 

@@ -221,11 +221,12 @@ def report(results: list[RunResult], *, several: bool, as_json: bool) -> None:
     """Print the outcome."""
     from flnl_bench.cli.outcome import as_object, over_seeds, print_run, print_seeds
 
+    if not several and not as_json:
+        (result,) = results
+        print_run(result.record, RunFolder(result.folder).read_rounds(), result.folder)
+        return
     objects = [as_object(result.record, result.folder) for result in results]
     if as_json:
         print_json(over_seeds(objects) if several else objects[0])
-    elif several:
-        print_seeds(objects)
     else:
-        (result,) = results
-        print_run(result.record, RunFolder(result.folder).read_rounds(), result.folder)
+        print_seeds(objects)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import flnl_bench
+from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.files import sweep_parts
 from flnl_bench.recorder.record import RunRecord, parse_record
 from flnl_bench.recorder.transfer import unpack_runs
@@ -31,13 +32,19 @@ def archives() -> list[Path]:
 def published_record(own: RunRecord) -> RunRecord | None:
     """The published run of the same configuration and scenario, from its archive alone.
 
-    It is a courtesy, so an archive that cannot be read has none.
+    None of a run that was imported: it may be that very one.
     """
+    if own.imported or own.numbers != NUMBERS_VERSION:
+        return None
     for file in archives():
-        unreadable = (OSError, ValueError, KeyError, zipfile.BadZipFile)
-        with contextlib.suppress(*unreadable), zipfile.ZipFile(file) as archive:
-            found = parse_record(archive.read((own.config.place / "run.json").as_posix()))
-            return found if found.scenario == own.scenario else None
+        try:
+            with zipfile.ZipFile(file) as archive:
+                found = parse_record(archive.read((own.config.place / "run.json").as_posix()))
+            found.result()
+        except Exception:  # of whatever kind: a damaged archive must not hide the end of a run
+            continue
+        if found.scenario.fingerprint == own.scenario.fingerprint:
+            return found
     return None
 
 
