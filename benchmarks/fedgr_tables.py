@@ -12,7 +12,7 @@ import flnl_bench as fb
 from flnl_bench.recorder.transfer import import_runs
 
 METHODS = ("fedavg", "fedavg/strong", "fedgr", "fedgr/released")
-SETTINGS = ("sym-0.6", "sym-1.0", "mixed-1.0")
+SETTINGS = ("sym-0.6", "sym-1.0", "asym-1.0", "mixed-1.0")
 SWITCHES = Path(__file__).parents[1] / "results" / "studies" / "fedgr-switches.zip"
 
 
