@@ -195,10 +195,10 @@ def test_an_earlier_part_of_a_resumed_run_may_be_why(shipped):
     assert told_of_published(run).endswith("may be because of the CPU (unknown, here AVX9)")
 
 
-@pytest.mark.parametrize("odd", [None, "a word"])
+@pytest.mark.parametrize("odd", [None, "a word", ["a list"]], ids=str)
 def test_a_run_whose_record_is_odd_is_shown_all_the_same(odd, shipped):
     run = write_run(shipped / "own", "fedprox", accuracy=59.0, all_rounds=True)
-    edit(run, provenance=RunFolder(run).read().provenance | {"method": odd})
+    edit(run, provenance=RunFolder(run).read().provenance | {"method": odd, "instructions": odd})
     assert "the code of the method" in told_of_published(run)
     edit(run, summary=None)
     assert told_of_published(run) == ""

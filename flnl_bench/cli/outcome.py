@@ -104,11 +104,13 @@ def _made_by(record: RunRecord) -> dict[str, str]:
     """What the last digits depend on, over all parts of a resumed run."""
     parts = (record.provenance, *record.earlier)
     known = {
-        "the CPU": {part.get("instructions") for part in parts},
-        "torch": {part.get("libraries", {}).get("torch") for part in parts},
+        "the CPU": [part.get("instructions") for part in parts],
+        "torch": [part.get("libraries", {}).get("torch") for part in parts],
         "the code of the method": record.sources,
     }
-    return {name: ", ".join(sorted(map(str, found - {None}))) or "unknown" for name, found in known.items()}
+    return {
+        name: ", ".join(sorted({str(one) for one in of if one})) or "unknown" for name, of in known.items()
+    }
 
 
 def memorised(row: Mapping[str, Any]) -> float | None:
