@@ -2,9 +2,9 @@
 
 `state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
 at any moment leaves either the old checkpoint or the new one. It has a digest of each of them and of
-itself, so that a flipped bit is not taken for a number. On a busy machine to have a file on the disk
-takes longer than to fill it, so small states of clients are in the engine's file; a large one has its own,
-written when it changed.
+itself, so that a flipped bit is not taken for a number. To have a file on the disk takes longer than to
+fill it, so small states of clients are in the engine's file; a large one has its own, written when it
+changed, and all files but the root are written at once: the disk then takes them together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from flnl_bench.files import read_file, replace_file
 FORMAT = 3  # 2 had a file for every client, 1 no digests; both are still read
 SMALL = 1 << 16  # bytes of a state
 LARGEST = 1 << 40  # bytes of a file: there are large networks
+WRITERS = 8  # files at once, and so copies of a state in memory
 NAME = re.compile(r"(engine|client-\d{5,})-r\d{5,}\.safetensors")
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
@@ -71,13 +73,17 @@ class Checkpoint:
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = f"r{state['round']:05d}"  # new names: until the root changes, the old files are needed
         small = {k: tree for k, tree in clients.items() if count_bytes(tree) <= SMALL}
-        kept = {k: name for k, name in self._clients.items() if (self.folder / name).exists()}
-        self._clients = {
-            k: kept[k] if k in kept and k not in changed else self._write(f"client-{k:05d}-{stamp}", tree)
-            for k, tree in clients.items()
-            if k not in small
+        kept = {
+            k: name for k, name in self._clients.items() if k not in changed and (self.folder / name).exists()
         }
-        engine = self._write(f"engine-{stamp}", {**state, "clients": small})
+        self._clients = {
+            k: kept.get(k, f"client-{k:05d}-{stamp}.safetensors") for k in clients if k not in small
+        }
+        engine = f"engine-{stamp}.safetensors"
+        trees = {self._clients[k]: clients[k] for k in self._clients if k not in kept}
+        trees[engine] = {**state, "clients": small}
+        with ThreadPoolExecutor(WRITERS) as writers:
+            list(writers.map(self._write, trees, trees.values()))
         files = (engine, *self._clients.values())
         self._digests = {name: self._digests[name] for name in files if name in self._digests}
         root = {
@@ -116,15 +122,13 @@ class Checkpoint:
                 "with --fresh, in a suite also with --retry-failed"
             ) from None
 
-    def _write(self, name: str, tree: Any) -> str:
+    def _write(self, file: str, tree: Any) -> None:
         tensors: dict[str, Tensor] = {}
         shape = _encode(tree, tensors)
-        file = f"{name}.safetensors"
         # The tree goes into the file of its tensors: two files could be of different rounds.
         data = save(tensors, metadata={"tree": json.dumps(shape)})
         replace_file(self.folder / file, data)
         self._digests[file] = _digest(data)
-        return file
 
     def _read(self, name: str) -> Any:
         if not NAME.fullmatch(name):
