@@ -56,30 +56,35 @@ def measured(runs: pd.DataFrame, partition: str) -> Iterator[Sequence[str]]:
 
 
 def switches(runs: pd.DataFrame) -> Iterator[Sequence[str]]:
-    """Last-10 accuracy with each switch alone, over the seeds that every row has."""
+    """Last-10 accuracy with each switch alone and what it changes, over the seeds that every row has."""
     cells = [(setting, partition) for partition in ("iid", "dir-0.3") for setting in ("sym-0.6", "mixed-1.0")]
     runs = runs[[cell in cells for cell in zip(runs.setting, runs.partition, strict=True)]]
     names = runs.changed.map(lambda changed: ", ".join(changed)).where(runs.method == "fedgr", "all")
-    place = ["name", "setting", "partition"]
-    runs = runs.assign(name=names).drop_duplicates([*place, "seed"])
-    seeds = set.intersection(*(set(seeds) for _, seeds in runs.groupby(place).seed))
+    runs = runs.assign(name=names).drop_duplicates(["name", "setting", "partition", "seed"])
+    table = runs.pivot(index="seed", columns=["name", "setting", "partition"], values="last10").dropna()
     yield [
-        f"seed {', '.join(map(str, sorted(seeds)))}",
+        f"seed {', '.join(map(str, table.index))}",
         *(f"`{setting}`, {partition}" for setting, partition in cells),
     ]
-    for name in ["", *sorted(set(names) - {"", "all"}), "all"]:
-        some = runs[(runs.name == name) & runs.seed.isin(seeds)]
-        title = {"": "`fedgr`", "all": "all: `fedgr/released`"}.get(name, f"`{name}`")
-        yield [
-            title,
-            *(accuracy(some[(some.setting == s) & (some.partition == p)], best=False) for s, p in cells),
-        ]
+    yield ["`fedgr`", *(spread(table["", *cell]) for cell in cells)]
+    for name in [*sorted(set(names) - {"", "all"}), "all"]:
+        title = "all: `fedgr/released`" if name == "all" else f"`{name}`"
+        yield [title, *(effect(table[name, *cell], table["", *cell]) for cell in cells)]
 
 
-def accuracy(runs: pd.DataFrame, best: bool = True) -> str:
-    """Last-10 as a mean over seeds, and the best round."""
-    spread = f" ± {runs.last10.std():.1f}" if len(runs) > 1 else ""
-    return f"{runs.last10.mean():.1f}{spread}" + (f" ({runs.best.mean():.1f})" if best else "")
+def effect(values: pd.Series, before: pd.Series) -> str:
+    """The mean over seeds, and that of the differences within a seed."""
+    return f"{values.mean():.1f} ({spread(values - before, '+z.1f')})".replace("-", "−")
+
+
+def accuracy(runs: pd.DataFrame) -> str:
+    """Last-10 over the seeds, and the mean of the best rounds."""
+    return f"{spread(runs.last10)} ({runs.best.mean():.1f})"
+
+
+def spread(values: pd.Series, form: str = ".1f") -> str:
+    """Mean ± standard deviation."""
+    return f"{values.mean():{form}}" + (f" ± {values.std():.1f}" if len(values) > 1 else "")
 
 
 def sieve(runs: pd.DataFrame) -> str:
