@@ -76,7 +76,8 @@ def test_a_run_that_was_made_here_too_counts_and_is_flagged_if_its_code_was_anot
     write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, source=digest)
     board = leaderboard(load_results(shipped / "own", with_published=True))
     assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
-    assert len(flagged(board)) == (code == "edited")
+    assert len(alarms := flagged(board)) == (code == "edited")
+    assert all("--seeds 1 " in alarm for alarm in alarms)  # not that of the published one
 
 
 def test_ones_own_run_counts_also_if_it_is_the_older_one_in_a_folder_of_another_name(shipped):

@@ -170,16 +170,24 @@ class MethodRuns:
         """What must be said if its runs were made by different code of the method."""
         if self.codes < 2:
             return None
-        again = "; ".join(self._command(protocol, setting) for setting in sorted(self.cells, key=setting_key))
+        own = {
+            setting: [seed for seed, run in seeds.items() if not run.imported]
+            for setting, seeds in self.cells.items()
+        }
+        # Imported runs, published ones too, stay as they are where there are others.
+        anew = own if any(own.values()) else self.cells
+        again = "; ".join(
+            self._command(protocol, s, anew[s]) for s in sorted(anew, key=setting_key) if anew[s]
+        )
         return (
             f"{self.label}: not comparable, its runs are of {self.codes} different codes of the method; "
             f"run them anew: {again}"
         )
 
-    def _command(self, protocol: Protocol, setting: str) -> str:
+    def _command(self, protocol: Protocol, setting: str, seeds: Iterable[int]) -> str:
         """The command that makes the runs of a setting again."""
-        seeds = ",".join(map(str, sorted(self.cells[setting])))
-        words = ["flnl-bench", "run", "--method", self.method, "--setting", setting, "--seeds", seeds]
+        words = ["flnl-bench", "run", "--method", self.method, "--setting", setting]
+        words += ["--seeds", ",".join(map(str, sorted(seeds)))]
         for name in ("dataset", "partition", "device"):
             words += [f"--{name}", str(getattr(protocol, name))]
         words += ["--preset", f"{protocol.preset}.toml" if protocol.is_users else protocol.preset]
