@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 import flnl_bench as fb
+from flnl_bench.leaderboards.classes import class_recall
 from flnl_bench.recorder.transfer import import_runs
 
 METHODS = ("fedavg", "fedavg/strong", "fedgr", "fedgr/released")
@@ -46,6 +47,7 @@ def measured(runs: pd.DataFrame, partition: str) -> Iterator[Sequence[str]]:
             both,
             lambda r: ratio(r.noise_ratio_correlation),
         ),
+        (f"classes of which the sieve calls most right labels wrong: {shown}", both, lost_classes),
         (f"samples in the store, of these right (%): {shown}", both, store),
         (f"wrong labels memorised (%): `fedavg`; control; {shown}", METHODS, lambda r: percent(r.memorised)),
     ]
@@ -90,6 +92,12 @@ def spread(values: pd.Series, form: str = ".1f") -> str:
 def sieve(runs: pd.DataFrame) -> str:
     """F-score, precision and recall of what is called clean."""
     return f"{ratio(runs.sieve_f_score)} ({ratio(runs.sieve_precision)}, {ratio(runs.sieve_recall)})"
+
+
+def lost_classes(runs: pd.DataFrame) -> str:
+    """How many classes have less than half of their right labels called clean."""
+    recalls = [recall for run in runs.run_dir for recall in class_recall(Path(run) / "beliefs.npz")]
+    return f"{sum(recall is not None and recall < 0.5 for recall in recalls) / len(runs):.1f}"
 
 
 def store(runs: pd.DataFrame) -> str:
