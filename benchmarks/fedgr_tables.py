@@ -65,7 +65,7 @@ def switches(runs: pd.DataFrame) -> Iterator[Sequence[str]]:
     runs = runs.assign(name=names).drop_duplicates(["name", "setting", "partition", "seed"])
     table = runs.pivot(index="seed", columns=["name", "setting", "partition"], values="last10").dropna()
     yield [
-        f"seed {', '.join(map(str, table.index))}",
+        f"seed{'s' * (len(table) > 1)} {', '.join(map(str, table.index))}",
         *(f"`{setting}`, {partition}" for setting, partition in cells),
     ]
     yield ["`fedgr`", *(spread(table["", *cell]) for cell in cells)]
