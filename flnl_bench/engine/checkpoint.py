@@ -31,7 +31,7 @@ from flnl_bench.files import read_file, replace_file
 FORMAT = 3  # 2 had a file for every client, 1 no digests; both are still read
 SMALL = 1 << 16  # bytes of a state
 LARGEST = 1 << 40  # bytes of a file: there are large networks
-WRITERS = 8  # files at once, and so copies of a state in memory
+WRITERS = 4  # files at once; more gain little, and each holds a state twice in memory
 NAME = re.compile(r"(engine|client-\d{5,})-r\d{5,}\.safetensors")
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 

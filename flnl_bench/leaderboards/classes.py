@@ -11,7 +11,7 @@ from flnl_bench.recorder.beliefs import read_beliefs
 def class_recall(beliefs: Path) -> list[float | None]:
     """The share of right labels that is called clean, by class, from beliefs.npz; None: nothing was judged.
 
-    Empty where there is no such file, as of an imported run, or no sieve, or no known truth.
+    Empty where there is no such file, no sieve, or no known truth.
     """
     if not beliefs.exists():
         return []

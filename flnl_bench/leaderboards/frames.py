@@ -85,7 +85,8 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
         left = [run for run in ours.runs if run.identity not in own]
         code = _code_of({run.method for run in found.runs if run.sources} & {run.method for run in left})
         found.runs += [
-            dataclasses.replace(run, sources=code.get((run.method, run.version), frozenset())) for run in left
+            dataclasses.replace(run, sources=code.get((run.method, run.version), frozenset()), published=True)
+            for run in left
         ]
         found.problems |= ours.problems
     return Results(Path(folder), found)

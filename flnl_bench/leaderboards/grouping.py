@@ -170,15 +170,11 @@ class MethodRuns:
         """What must be said if its runs were made by different code of the method."""
         if self.codes < 2:
             return None
-        own = {
-            setting: [seed for seed, run in seeds.items() if not run.imported]
-            for setting, seeds in self.cells.items()
+        anew = {
+            setting: [seed for seed, run in self.cells[setting].items() if not run.published]
+            for setting in sorted(self.cells, key=setting_key)
         }
-        # Imported runs, published ones too, stay as they are where there are others.
-        anew = own if any(own.values()) else self.cells
-        again = "; ".join(
-            self._command(protocol, s, anew[s]) for s in sorted(anew, key=setting_key) if anew[s]
-        )
+        again = "; ".join(self._command(protocol, setting, seeds) for setting, seeds in anew.items() if seeds)
         return (
             f"{self.label}: not comparable, its runs are of {self.codes} different codes of the method; "
             f"run them anew: {again}"

@@ -42,6 +42,7 @@ class FinishedRun:
     label: str | None  # what its suite calls it
     sources: frozenset[str]  # digests of the method's code that made it, as far as they are known
     summary: Mapping[str, Any] = field(default_factory=dict)  # as recorded, with the costs
+    published: bool = False  # it ships with this package
 
     @property
     def identity(self) -> tuple[object, ...]:
