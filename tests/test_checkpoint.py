@@ -176,6 +176,14 @@ def test_a_kill_before_any_file_is_renamed_leaves_the_old_checkpoint(folder, mon
     assert len(files(folder)) == 4
 
 
+def test_the_root_is_renamed_when_all_other_files_are_there(folder, monkeypatch):
+    renamed, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (replace(*paths), renamed.append(paths[1].name)))
+    saved(folder, 3, {3: large(9), 7: {"seen": 9}, 11: large(9)}, {3, 7, 11})
+    assert len(renamed) == 4
+    assert renamed[-1] == "state.json"
+
+
 def test_a_kill_after_the_root_is_renamed_leaves_the_new_checkpoint(folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "_clean", lambda self, root: (_ for _ in ()).throw(KeyboardInterrupt))
