@@ -254,11 +254,14 @@ class Method:
 
 
 def network_weights(model: nn.Module) -> Weights:
-    """Parameters and buffers of a model by name, sharing memory; counters of batches are left out."""
+    """Parameters and buffers of a model by name, sharing memory.
+
+    Those of whole numbers, which have no mean, are left out: tables that are as built, counters of batches.
+    """
     return {
         name: tensor.detach()
         for name, tensor in model.state_dict(keep_vars=True).items()
-        if not name.endswith("num_batches_tracked")
+        if tensor.is_floating_point() or tensor.is_complex()
     }
 
 

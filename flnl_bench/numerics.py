@@ -96,9 +96,10 @@ def krum(
     if count < 3:
         return average(weights, [1] * count)
     near = count - distrusted(count, distrust, least=3) - 2
-    distances = next(iter(weights[0].values())).new_zeros(count, count, dtype=torch.float64)
-    for i, j in combinations(range(count), 2):
-        distances[i, j] = distances[j, i] = _squared_distance(weights[i], weights[j])
+    pairs = {(i, j): _squared_distance(weights[i], weights[j]) for i, j in combinations(range(count), 2)}
+    distances = pairs[0, 1].new_zeros(count, count)
+    for (i, j), distance in pairs.items():
+        distances[i, j] = distances[j, i] = distance
     scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # the first is that to itself
     chosen = sorted(scores.argsort(stable=True)[: near if selected is None else selected].tolist())
     return average([weights[k] for k in chosen], [1] * len(chosen))
@@ -141,7 +142,12 @@ def _middle_mean(weights: Models, drop: int) -> dict[str, Tensor]:
 def _squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     """‖θ − θ'‖² over the parameters, BatchNorm statistics left out, summed in float64."""
     names = [name for name in one if not name.endswith(STATISTICS)]
-    return torch.stack([(one[name] - other[name]).double().square().sum() for name in names]).sum()
+    return torch.stack([_double(one[name] - other[name]).square().sum() for name in names]).sum()
+
+
+def _double(values: Tensor) -> Tensor:
+    """In float64, on the CPU if the device has none (Apple's)."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 # -- losses --------------------------------------------------------------------------------------------
@@ -234,7 +240,12 @@ def two_gaussians(
     from sklearn.mixture import GaussianMixture
 
     fit = GaussianMixture(
-        2, covariance_type=covariance, max_iter=max_iter, tol=tol, reg_covar=reg_covar, random_state=seed
+        2,
+        covariance_type=covariance,
+        max_iter=max_iter,
+        tol=tol,
+        reg_covar=reg_covar,
+        random_state=seed % 2**32,  # scikit-learn takes no more
     )
     count_work(mixtures=1)
     with warnings.catch_warnings():

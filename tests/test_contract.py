@@ -140,6 +140,15 @@ def first_weights(self, server, updates):
             "client.state['a'] may not be an array of float",
         ),
         ({"client_state": {"a": torch.eye(2).to_sparse()}}, "client.state['a'] may not be a sparse tensor"),
+        (
+            {"client_state": {"a": torch.zeros(2, dtype=torch.complex128)}},
+            "client.state['a'] may not be a tensor of complex128",
+        ),
+        (
+            {"client_state": {"a": np.zeros(2, complex)}},
+            "client.state['a'] may not be an array of complex128",
+        ),
+        ({"server_state": {"a": np.zeros(2, ">f8")}}, "server.state['a'] may not be an array of >f8"),
         ({"server_state": {"f": [len]}}, "server.state['f'][0] may not be a builtin_function_or_method"),
     ],
 )

@@ -150,6 +150,12 @@ def test_saved_beliefs_have_the_truth_beside_them():
     assert not {"true", "realised_ratio", "transitions"} & set(unknown)
 
 
+def test_where_nobody_was_called_nothing_is_believed():
+    arrays = belief_arrays({}, WORLD)
+    assert [len(arrays[name]) for name in ("row", "client", "given", "true")] == [0] * 4
+    assert "clean" not in arrays
+
+
 def test_a_client_without_a_belief_leaves_those_of_the_others():
     told = Beliefs(clean=torch.tensor([True, False, True]), clean_probability=np.array([0.9, 0.1, 0.8]))
     arrays = belief_arrays({0: Beliefs(), 1: told}, WORLD)

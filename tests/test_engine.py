@@ -207,6 +207,8 @@ def test_notes_of_a_step_reach_the_loss():
             yield [
                 Step(np.array([0, 1, 2]), {"lam": 0.3, "order": torch.tensor([2, 0])}),
                 Step(np.array([3, 4])),
+                Step(np.array([7, 8]), {"lam": torch.tensor(0.5, requires_grad=True)}),
+                Step(np.array([7, 8]), {"lam": torch.ones(1, 2, dtype=torch.bfloat16), "order": None}),
             ]
             yield [Step(np.array([5, 6]), {"order": torch.tensor([1])})]
 
@@ -216,9 +218,11 @@ def test_notes_of_a_step_reach_the_loss():
 
     engine = toy_engine(Noted())
     engine.federation.train([0])
-    (a, b, c) = engine.federation.states[0]["notes"]
+    (a, b, single, half, c) = engine.federation.states[0]["notes"]
     assert (a[0], a[1]["lam"], a[1]["order"].tolist()) == ([0, 1, 2], 0.3, [2, 0])
     assert b == [[3, 4], {}]
+    assert (single[1]["lam"].shape, single[1]["lam"].item()) == ((), 0.5)
+    assert (half[1]["lam"].tolist(), half[1]["order"]) == ([[1, 1]], None)
     assert c[1]["order"].tolist() == [1]
 
 

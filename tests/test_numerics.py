@@ -188,6 +188,12 @@ def test_a_mixture_is_the_same_every_time_and_leaves_the_global_streams_alone():
     assert np.random.get_state()[1].tolist() == state
 
 
+def test_a_mixture_takes_every_seed_that_a_run_may_have():
+    losses = np.random.default_rng(1).gamma(1.0, size=200)
+    first, second = loss_mixture(losses, seed=7), loss_mixture(losses, seed=2**32 + 7)
+    assert (first.clean_probability == second.clean_probability).all()
+
+
 def test_a_fit_that_is_cut_short_is_quiet(recwarn):
     rows = np.random.default_rng(2).normal(size=(60, 2))
     assert not two_gaussians(rows, max_iter=1, tol=1e-9).converged_

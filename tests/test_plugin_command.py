@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import random
 import subprocess
 import sys
 import tomllib
@@ -126,7 +127,7 @@ def test_a_new_plugin_is_installed_run_and_tested_in_an_environment_of_its_own(t
 # -- check -------------------------------------------------------------------------------------------
 HEAD = "import torch\nfrom flnl_bench import Method\n\nclass Mine(Method):\n    name = 'mine'\n"
 DRAWS = """
-import torch
+import random
 from flnl_bench import Method
 
 class Mine(Method):
@@ -137,7 +138,7 @@ class Mine(Method):
 
     def loss(self, model, batch, client):
         loss = super().loss(model, batch, client)
-        return loss * torch.rand(len(loss))
+        return loss * random.random()
 """
 PEEKS = HEAD + "    def loss(self, model, batch, client):\n        return client.true\n"
 
@@ -275,10 +276,8 @@ def test_in_pytest_what_only_follows_is_skipped():
         reference = "a test"
 
         def loss(self, model, batch, client):
-            import torch
-
             loss = super().loss(model, batch, client)
-            return loss * torch.rand(len(loss))
+            return loss * random.random()
 
     by_name = {check.function.__name__: check for check in CHECKS["method"]}
     with pytest.raises(AssertionError, match="in a second run"):

@@ -94,7 +94,6 @@ def test_an_unknown_preset_gets_the_nearest_name():
             "[default]\n[dataset.digits]\nlr = 1",
             "unknown table 'dataset' in quick.toml; did you mean 'datasets'",
         ),
-        ("[default\n", "quick.toml: "),
     ],
 )
 def test_a_misspelt_preset_is_refused(tmp_path, monkeypatch, text, said):

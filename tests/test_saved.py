@@ -192,7 +192,9 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
     [
         ("none.toml", None, "there is no such file"),
         ("quick.toml", OWN, "none of quick, paper"),
-        ("bad.toml", "[default", "bad.toml: "),
+        ("bad.toml", "[default", "bad.toml is not TOML: "),
+        ("bad.toml", "[default]\nlr = " + "1" * 5000, "bad.toml is not TOML: "),
+        ("bad.toml", "base = 'quick'\n[default]\nlr = 'all'", "default.lr must be of type float, not 'all'"),
         ("bad.toml", "[default]\nroundz = 1", "unknown key 'roundz'"),
         ("bad.toml", "base = 'quik'", "unknown preset 'quik'"),
         ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
@@ -200,7 +202,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         (
             "bad.toml",
             "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }",
-            "bad.toml; did you mean 'mu'",
+            "bad.toml: default.methods.fedprox.nu: fedprox has no such hyper-parameter; did you mean 'mu'?",
         ),
         (
             "bad.toml",
@@ -223,6 +225,26 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
             "the plugin of another has to be installed, or given with --plugin",
         ),
         ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = 3", "methods in it one of tables"),
+        (
+            "bad.toml",
+            "base = 'quick'\n[default]\nmethods.fedfixer = { filter = 'siev' }",
+            "unknown value 'siev' in",
+        ),
+        (
+            "bad.toml",
+            "base = 'quick'\n[datasets.digits]\nmethods.fedgr = { refine = 'maybe' }",
+            "bad.toml: digits.methods.fedgr.refine=maybe: expected true or false",
+        ),
+        (
+            "bad.toml",
+            "base = 'quick'\n[default]\nmethods.fedcorr = { iterations = 2.5 }",
+            "bad.toml: default.methods.fedcorr.iterations=2.5: expected a whole number",
+        ),
+        (
+            "bad.toml",
+            "base = 'quick'\n[default]\nmethods.fedprox = { mu = [1] }",
+            "bad.toml: default.methods.fedprox.mu must be a number, a text, true or false",
+        ),
         ("bad.toml", "base = 'quick'\ndatasets = 3", "bad.toml: datasets must be a table"),
     ],
 )
@@ -251,6 +273,7 @@ def test_a_preset_may_have_sections_for_data_and_methods_of_ones_own(tmp_path, p
     shown = {name: flnl(*asked, name).json for name in ("npz:a.npz", "digits")}
     assert [each["training"]["rounds"] for each in shown.values()] == [9, 7]
     assert shown["digits"]["methods"]["mine"]["mu"] == {"value": 3, "from": "preset"}
+    assert type(shown["digits"]["methods"]["mine"]["mu"]["value"]) is float  # the same run as with 3.0
 
 
 def test_show_preset_tells_who_says_a_value():
@@ -307,6 +330,12 @@ def test_a_run_file_says_what_the_options_say_and_the_options_win(tmp_path, pres
         ("method = 'fedavg'\nsetting = 'clean'\nseeds = [-1]", "mine.toml: seed is -1"),
         ("method = 'fedavg'\nsetting = 'clean'\nseeds = 5", "mine.toml: seeds is 5, but must be a list"),
         ("method = 'fedavg'\nsetting = 5", "mine.toml: setting is 5, but must be a name"),
+        ("devices = 2", "mine.toml: devices is 2, but must be a name, or a list of names"),
+        ("devices = [0]", "mine.toml: devices is [0], but must be a name, or a list of names"),
+        ("tracker = [3]", "mine.toml: tracker is [3], but must be a name, or a list of names"),
+        ("save_model = 'no'", "mine.toml: save_model is 'no', but must be true or false"),
+        (f"lr = {'1' * 5000}", "mine.toml is not TOML"),
+        (f"lr = {'[' * 3000}", "mine.toml is not TOML: it is nested too deeply"),
         ("setting = 'clean'\nrounds = '2'", "mine.toml: rounds must be of type int, not '2'"),
         ("setting = 'clean'\n[training]\nrounds = -3", "mine.toml: rounds is -3, but must be"),
         ("method = 'fedavg'\nsetting = 'synn-1.0'", "mine.toml)"),

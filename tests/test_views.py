@@ -227,6 +227,13 @@ def test_the_whole_region_is_the_image_and_a_flip_mirrors_it():
     assert torch.equal(got[1::2], images[1::2].flip(3))
 
 
+def test_a_strong_view_may_do_without_operations():
+    augmentation = Augmentation(size=28, pad=0, flip=False, operations=0, cutout=0)
+    views, images = Views(augmentation, [0.5] * 3, [0.25] * 3, "cpu"), some_images(6, 3, 28)
+    draws = [draw_view(name, 6, augmentation, np.random.default_rng(0)) for name in ("strong", "plain")]
+    assert torch.equal(*(views.render(images, draw) for draw in draws))
+
+
 def test_regions_lie_inside_the_image_and_vary():
     top, left, height, width = draw_view("strong", 2000, CUT, np.random.default_rng(0)).region.T
     assert (top >= 0).all()

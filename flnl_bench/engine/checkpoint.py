@@ -124,7 +124,7 @@ class Checkpoint:
 
     def _write(self, file: str, tree: Any) -> None:
         tensors: dict[str, Tensor] = {}
-        shape = _encode(tree, tensors)
+        shape = _encode(tree, tensors, {})
         # The tree goes into the file of its tensors: two files could be of different rounds.
         data = save(tensors, metadata={"tree": json.dumps(shape)})
         replace_file(self.folder / file, data)
@@ -151,19 +151,20 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """A JSON tree; tensors and arrays go to `tensors` under a number."""
+def _encode(node: Any, tensors: dict[str, Tensor], keys: dict[int, str]) -> Any:
+    """A JSON tree; tensors and arrays go to `tensors` under a number, one that has two names once."""
     if isinstance(node, Tensor | np.ndarray):
-        key = str(len(tensors))
-        tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node
-        # safetensors refuses tensors that share memory. The layout is lost; `placed` gives it back.
-        tensors[key] = tensor.detach().cpu().contiguous().clone()
-        return {"array" if isinstance(node, np.ndarray) else "tensor": key}
+        if id(node) not in keys:
+            keys[id(node)] = str(len(tensors))
+            tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node
+            # safetensors refuses tensors that share memory. The layout is lost; `placed` gives it back.
+            tensors[keys[id(node)]] = tensor.detach().cpu().contiguous().clone()
+        return {"array" if isinstance(node, np.ndarray) else "tensor": keys[id(node)]}
     if isinstance(node, Mapping):
         # Pairs, not an object: JSON would turn keys such as client numbers into strings.
-        return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in node.items()]}
+        return {"dict": [[_encode(each, tensors, keys) for each in item] for item in node.items()]}
     if isinstance(node, list | tuple):
-        return {type(node).__name__: [_encode(value, tensors) for value in node]}
+        return {type(node).__name__: [_encode(value, tensors, keys) for value in node]}
     if isinstance(node, np.generic):
         return node.item()
     if node is None or isinstance(node, bool | int | float | str):
@@ -172,14 +173,14 @@ def _encode(node: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a state may not hold a {type(node).__name__}: it cannot be checkpointed")
 
 
-def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(node: Any, tensors: dict[str, Any]) -> Any:
     if not isinstance(node, dict):
         return node
     ((kind, value),) = node.items()
-    if kind == "tensor":
-        return tensors[value]
     if kind == "array":
-        return tensors[value].numpy()
+        tensors[value] = np.asarray(tensors[value])  # the same array for its second name
+    if kind in ("array", "tensor"):
+        return tensors[value]
     if kind == "dict":
         return {_decode(k, tensors): _decode(v, tensors) for k, v in value}
     items = [_decode(item, tensors) for item in value]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,12 +32,12 @@ from flnl_bench.api import (
 from flnl_bench.config import COMPILE_MODES, Training
 from flnl_bench.data.dataset import Augmentation
 from flnl_bench.engine.contract import as_losses, as_message, as_part, as_portions, as_state, check_plain
-from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, to_cpu
+from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, seeded, sent
 from flnl_bench.engine.images import FederatedImages, as_images
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.engine.views import Views
 from flnl_bench.models.network import Cost, Network, take_work
-from flnl_bench.streams import stream
+from flnl_bench.streams import seed_of, stream
 
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
 
@@ -132,10 +133,12 @@ class ClientWorker:
     # -- as an executor ----------------------------------------------------------------------------
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Train one client after the other."""
+        weights = placed(weights, self.device)  # a mean of the method's own may have lost the layout
         return (self.train_client(weights, call) for call in calls)
 
     def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Run the tasks, one client after the other."""
+        weights = placed(weights, self.device)
         return (self.visit_client(weights, call) for call in calls)
 
     def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
@@ -154,21 +157,23 @@ class ClientWorker:
     # -- one client --------------------------------------------------------------------------------
     def train_client(self, weights: Weights, call: Call) -> Reply:
         """Local training from the global weights."""
-        client = self._client(weights, call)
-        update, loss = self._train(weights, call, client)
-        return self._reply(client, update, loss)
+        with self._seeded(call):
+            client = self._client(weights, call)
+            update, loss = self._train(weights, call, client)
+            return self._reply(client, update, loss)
 
     def visit_client(self, weights: Weights, call: Call) -> Reply:
         """A task of the method, without training."""
         assert call.task is not None
-        client = self._client(weights, call)
-        answer = as_message(self.method.name, "a task of visit", call.task(client))
-        return self._reply(client, to_cpu(answer))
+        with self._seeded(call):
+            client = self._client(weights, call)
+            answer = as_message(self.method.name, "a task of visit", call.task(client))
+            return self._reply(client, sent(answer))
 
     def _reply(self, client: Client, answer: Any, loss: float | None = None) -> Reply:
         check_plain(client.state, f"{self.method.name}: client.state")
         self.cost.add(take_work())  # in one process with some of the server's, which is of the same round
-        return Reply(answer, to_cpu(client.state), self.cost, loss)
+        return Reply(answer, sent(client.state), self.cost, loss)
 
     def global_model(self, weights: Weights) -> nn.Module:
         """A frozen model to look at between calls; it is overwritten by the next."""
@@ -179,6 +184,7 @@ class ClientWorker:
         """What the client sends, and its mean loss."""
         model, method, who = self.model, self.method, self.method.name
         self._load(weights, client.state)
+        model.eval()
         method.on_receive(model, client)
         protocol = self.training
         optimiser = SGD(model.named_parameters(), protocol.lr, protocol.momentum, protocol.weight_decay)
@@ -201,8 +207,8 @@ class ClientWorker:
         model.eval()
         message = as_message(who, "upload", method.upload(model, client))
         for part in method.private:
-            client.state[part] = copy_weights(_part(self._live, part))
-        update = Update(call.client, client.size, copy_weights(self._sent), to_cpu(message))
+            client.state[part] = _part(self._live, part)  # copied with the rest of the state
+        update = Update(call.client, client.size, copy_weights(self._sent), sent(message))
         return update, total.item() / count if count else None
 
     def _client(self, weights: Weights, call: Call) -> Client:
@@ -218,7 +224,7 @@ class ClientWorker:
             y=self.images.given[call.client],
             received=self._bind(weights),
             state={} if state is None else state,
-            inbox=placed(call.inbox, self.device),
+            inbox=placed(sent(call.inbox, self.device), self.device),
             epochs=self.terms.epochs if call.epochs is None else call.epochs,
             rng=self._stream(call, "method"),
             batch_rng=self._stream(call, "batches"),
@@ -233,7 +239,11 @@ class ClientWorker:
 
     def _stream(self, call: Call, *name: str | int) -> np.random.Generator:
         """A stream of this client in this round and call."""
-        return stream(self.seed, *name, "round", call.round, "client", call.client, *call.name)
+        return stream(self.seed, *name, *_whose(call))
+
+    def _seeded(self, call: Call) -> AbstractContextManager[None]:
+        """torch's own generators, which networks with dropout draw from, seeded for this call."""
+        return seeded(seed_of(self.seed, "torch", *_whose(call)), self.device)
 
     def _meter(self, model: nn.Module) -> None:
         for network in _networks(model):
@@ -272,6 +282,11 @@ class ClientWorker:
         if isinstance(results[0], Tensor):
             return torch.cat(results)
         return tuple(torch.cat(column) for column in zip(*results, strict=True))
+
+
+def _whose(call: Call) -> tuple[str | int, ...]:
+    """The end of the names of a call's streams."""
+    return ("round", call.round, "client", call.client, *call.name)
 
 
 def sent_weights(method: Method, model: nn.Module) -> Weights:

@@ -69,12 +69,19 @@ def check_plain(tree: Any, where: str) -> None:
     elif type(tree) in (list, tuple):  # not their kinds: a NamedTuple would come back as a tuple
         for i, value in enumerate(tree):
             check_plain(value, f"{where}[{i}]")
-    elif isinstance(tree, Tensor) and tree.layout != torch.strided:
-        raise BrokenContract(f"{where} may not be a sparse tensor: it cannot be checkpointed")
-    elif isinstance(tree, np.ndarray) and (tree.dtype.kind not in "biufc" or tree.dtype == np.longdouble):
+    elif isinstance(tree, Tensor) and (tree.layout != torch.strided or tree.dtype == torch.complex128):
+        kind = "a tensor of complex128" if tree.layout == torch.strided else "a sparse tensor"
+        raise BrokenContract(f"{where} may not be {kind}: it cannot be checkpointed")
+    elif isinstance(tree, np.ndarray) and not _is_common(tree.dtype):
         raise BrokenContract(f"{where} may not be an array of {tree.dtype}: it cannot be checkpointed")
     elif not isinstance(tree, Tensor | np.ndarray | np.generic | bool | int | float | str | None):
         raise BrokenContract(f"{where} may not be a {type(tree).__name__}: it cannot be checkpointed")
+
+
+def _is_common(dtype: np.dtype) -> bool:
+    """Whether torch and safetensors know it."""
+    larger = (np.longdouble, np.complex128, np.clongdouble)
+    return dtype.isnative and dtype.kind in "biufc" and dtype not in larger
 
 
 # -- on the server -----------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from flnl_bench.errors import BadInput, require, unknown
 
 # The default layout has ×0.9 of its speed on the tiny network, and GPUs' tensor cores want it too.
 MEMORY_FORMAT = torch.channels_last
+CPU = torch.device("cpu")
 INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"  # the instruction set that torch's convolutions stop at
 OLDER = ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")  # values of it, without the AMX of the newest CPUs
 TRIM_THRESHOLD, MMAP_THRESHOLD, LARGEST = -1, -3, 2**31 - 1  # of mallopt in glibc's malloc.h
@@ -149,22 +151,37 @@ def survives_bfloat16(instructions: str | None = None) -> bool:
     return subprocess.run(command, env=os.environ | limit, capture_output=True).returncode == 0
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Lend torch's own generators a seed, for initial weights and dropout, and put them back."""
+    # Not torch.manual_seed: it also reaches for GPUs that this process has no business with.
+    on_gpu = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu):
+        torch.default_generator.manual_seed(seed)
+        for gpu in on_gpu:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Copy a host array to the device without waiting for it: only pinned memory allows that."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """The same tree with every tensor replaced by fn(tensor); tensors that were one stay one."""
-    done: dict[int, Tensor] = {}  # a method may change a tensor in place and count on its other name
+def map_tensors(
+    tree: Any, fn: Callable[[Tensor], Tensor], on_array: Callable[[np.ndarray], np.ndarray] = lambda a: a
+) -> Any:
+    """The same tree with every tensor and array replaced; what was one stays one."""
+    done: dict[int, Any] = {}  # a method may change a tensor in place and count on its other name
 
     def walk(node: Any) -> Any:
-        if isinstance(node, Tensor):
+        if isinstance(node, Tensor | np.ndarray):
             if id(node) not in done:
-                done[id(node)] = fn(node)
+                done[id(node)] = fn(node) if isinstance(node, Tensor) else on_array(node)
             return done[id(node)]
         if isinstance(node, Mapping):
             return {key: walk(value) for key, value in node.items()}
@@ -178,6 +195,20 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 def to_cpu(tree: Any) -> Any:
     """The tree with its tensors on the CPU, detached."""
     return map_tensors(tree, lambda t: t.detach().to("cpu"))
+
+
+def sent(tree: Any, device: torch.device = CPU) -> Any:
+    """The tree on a device as if it came from another process: detached, and sharing no memory.
+
+    Else what a client kept or sent of its model would change with the next client that is trained; but
+    only in a process that works for several, and where the model is on that device already.
+    """
+
+    def copy(tensor: Tensor) -> Tensor:
+        copied = tensor.detach().to(device, copy=True)
+        return copied if copied.dim() == 4 else copied.contiguous()  # `placed` lays those out
+
+    return map_tensors(tree, copy, lambda array: np.array(array, order="C"))
 
 
 def placed(tree: Any, device: torch.device) -> Any:

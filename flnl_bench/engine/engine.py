@@ -24,7 +24,7 @@ from flnl_bench.engine.contract import (
     check_weights,
     count_bytes,
 )
-from flnl_bench.engine.devices import Devices, configure, placed, to_cpu
+from flnl_bench.engine.devices import CPU, Devices, configure, placed, seeded, sent
 from flnl_bench.engine.leaving import leaving
 from flnl_bench.engine.pool import ProcessPool
 from flnl_bench.errors import expect
@@ -236,10 +236,8 @@ class Engine:
                 pretrained=training.pretrained,
             )
 
-        # torch draws initial weights from its global generator: lent a seed here, and put back. The stream
-        # does not know the method, so the first network of each begins with FedAvg's weights.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, "initial weights"))
+        # The stream does not know the method, so the first network of each begins with FedAvg's weights.
+        with seeded(seed_of(seed, "initial weights"), CPU):
             model = self.method.build(new_net)
         parts = {name for name, _ in model.named_children()} - set(self.method.private)
         odd = ", ".join(sorted(set(self.method.members) - parts))
@@ -257,10 +255,12 @@ class Engine:
         number = self.server.round
         self.federation.begin_round()
         who, names = self.method.name, set(self.server.weights)
-        numbers = as_numbers(who, self.method.round(self.server, self.federation))
+        with seeded(seed_of(self.server.seed, "torch", "round", number), self.device):
+            numbers = as_numbers(who, self.method.round(self.server, self.federation))
         check_weights(who, self.server.weights, names)
         check_plain(self.server.state, f"{who}: server.state")
-        self.server.state = to_cpu(self.server.state)  # as a run finds it that went on from a checkpoint
+        # As a run finds them that went on from a checkpoint.
+        self._place(self.server.weights, sent(self.server.state))
         accuracy, loss = self.test()
         alone = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}
         self.server.round = number + 1  # last: whatever ran before belongs to this round
@@ -300,9 +300,11 @@ class Engine:
     def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
         """Go on from what `state` gave, and the states of the clients, to the same numbers."""
         self.server.round = state["round"]
-        self.server.weights = placed(state["weights"], self.device)
-        self.server.state = state["server"]
+        self._place(state["weights"], state["server"])
         self.federation.states = dict(clients)
+
+    def _place(self, weights: Weights, state: State) -> None:
+        self.server.weights, self.server.state = placed(weights, self.device), placed(state, CPU)
 
     def close(self) -> None:
         """End the worker processes, if there are any."""

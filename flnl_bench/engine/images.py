@@ -105,8 +105,8 @@ def _notes_on(steps: Sequence[Step], device: torch.device) -> list[dict[str, Any
     """The notes of all steps with their tensors on the device, one copy for each name."""
     notes: list[dict[str, Any]] = [dict(step.note) for step in steps]
     for key in {k for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
-        owners = [note for note in notes if key in note]
-        joined = to_device(torch.cat([note[key] for note in owners]).numpy(), device)
-        for note, part in zip(owners, joined.split([len(note[key]) for note in owners]), strict=True):
-            note[key] = part
+        owners = [note for note in notes if isinstance(note.get(key), Tensor)]
+        joined = to_device(torch.cat([note[key].detach().flatten() for note in owners]), device)
+        for note, part in zip(owners, joined.split([note[key].numel() for note in owners]), strict=True):
+            note[key] = part.reshape(note[key].shape)
     return notes

@@ -50,6 +50,8 @@ def draw_operations(count: int, rounds: int, rng: np.random.Generator) -> tuple[
 def rand_augment(images: Tensor, operation: np.ndarray, magnitude: np.ndarray, colour: bool = True) -> Tensor:
     """Apply to image i of a square uint8 batch [B, C, S, S] the operations `operation[i]`, in order."""
     rounds = operation.shape[1]
+    if not rounds:
+        return images
     order = operation.argsort(axis=0, kind="stable").T  # [R, B]
     place = order.argsort(axis=1)
     # From one round's order straight to the next's; the last move restores the order of the input.

@@ -36,10 +36,11 @@ def as_array(values: Any) -> np.ndarray:
 def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[str, np.ndarray]:
     """Per-sample arrays over the clients seen, client after client, and per-client arrays over all."""
     clients = sorted(beliefs)
-    rows = np.concatenate([scenario.clients[k] for k in clients])
+    sizes = np.array([scenario.sizes[k] for k in clients], np.int64)  # a method may call nobody
+    rows = np.concatenate([np.empty(0, np.int64), *(scenario.clients[k] for k in clients)])
     arrays: dict[str, np.ndarray] = {
         "row": rows,
-        "client": np.repeat(clients, [scenario.sizes[k] for k in clients]),
+        "client": np.repeat(np.array(clients, np.int64), sizes),
         "given": scenario.given[rows],
         "estimated_ratio": np.full(len(scenario.clients), np.nan),
         "noisy_client": np.full(len(scenario.clients), -1, dtype=np.int8),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from flnl_bench.config import TRAINING, training_changes
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.files import read_toml
 from flnl_bench.runs.library import OPTIONS, check_kinds, check_seed
 from flnl_bench.runs.presets import check_values
 
@@ -17,13 +17,9 @@ KEYS = OPTIONS | {"seed", "seeds", "training", "plugin"}
 def read_run_file(path: Path) -> dict[str, Any]:
     """The options of a run file, flat; every complaint names it."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = read_toml(path)
     except FileNotFoundError:
         raise BadInput(f"there is no run file {path}") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path} is a folder, not a run file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML: {error}") from None
     for key in table.keys() - KEYS:
         raise unknown("option", key, KEYS, str(path))
     for key in ("set", "training"):

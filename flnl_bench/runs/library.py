@@ -263,6 +263,13 @@ def check_kinds(given: Mapping[str, Any]) -> None:
     workers = given.get("workers")
     require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
     require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
+    saved = given.get("save_model", False)
+    require(type(saved) is bool, "save_model", repr(saved), "true or false")
+    for name in given.keys() & {"devices", "tracker"}:
+        value = given[name]
+        texts = [value] if isinstance(value, str) else value
+        fits = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+        require(fits, name, repr(value), "a name, or a list of names")
 
 
 def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:

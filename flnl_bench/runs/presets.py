@@ -10,11 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, Training, training_changes
+from flnl_bench.config import TRAINING, Training, as_set, training_changes
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.files import read_toml
 
 PRESETS = ("quick", "paper")
 TABLES = ("description", "base", "default", "datasets")
+COUNTS = ("samples", "test_samples")  # may be "all"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Preset:
         if changes.get("model", values.get("model")) != values.get("model"):
             values.pop("pretrained", None)  # weights of the preset's own network
         values |= changes
-        for name in ("samples", "test_samples"):
+        for name in COUNTS:
             if values.get(name) == "all":
                 values[name] = None
         try:
@@ -65,7 +67,7 @@ def load_preset(name: str) -> Preset:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     where = f"{name}.toml"
-    return _parse(name, where, (files(__package__) / where).read_text(encoding="utf-8"))
+    return _parse(name, where, tomllib.loads((files(__package__) / where).read_text(encoding="utf-8")))
 
 
 def _read_own(path: Path) -> Preset:
@@ -74,28 +76,28 @@ def _read_own(path: Path) -> Preset:
         rule = f"lower-case words joined by dashes, and none of {', '.join(PRESETS)}"
         raise BadInput(f"preset {path}: the name of the file must be {rule}")
     try:
-        return _checked(_parse(path.stem, str(path), path.read_text(encoding="utf-8")), str(path))
-    except (FileNotFoundError, IsADirectoryError):
+        table = read_toml(path)
+    except FileNotFoundError:
         raise BadInput(f"preset {path}: there is no such file") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not TOML: {error}") from None
+    return _checked(_parse(path.stem, str(path), table), str(path))
 
 
 def _checked(preset: Preset, where: str) -> Preset:
     """A user's preset whose data sets, methods and numbers there are; errors say `where` it is."""
     from flnl_bench.data import dataset_name
-    from flnl_bench.registry import default_registry, hyperparameters
+    from flnl_bench.registry import default_registry
 
-    methods = default_registry().methods
+    registry = default_registry()
+    methods = registry.methods
     for section, values in {"default": preset.default, **preset.datasets}.items():
         check_values({k: v for k, v in values.items() if k != "methods"}, f"{where}: {section}: ")
         for name, given in values.get("methods", {}).items():
             if name not in methods:
                 told = unknown("method", name, methods, where)
                 raise BadInput(f"{told}; the plugin of another has to be installed, or given with --plugin")
-            kinds = hyperparameters(methods[name])
-            for key in given.keys() - kinds.keys():
-                raise unknown(f"hyper-parameter of {name}", key, kinds, where)
+            place = f"{where}: {section}.methods.{name}."
+            texts = {key: as_set(value, place + key) for key, value in given.items()}
+            given |= registry.parse(name, texts, place)
     try:
         return replace(preset, datasets={dataset_name(k): v for k, v in preset.datasets.items()})
     except BadInput as error:
@@ -110,11 +112,7 @@ def check_values(values: Mapping[str, Any], where: str) -> None:
         raise BadInput(f"{where}{error}") from None
 
 
-def _parse(name: str, where: str, text: str) -> Preset:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{where}: {error}") from None
+def _parse(name: str, where: str, table: dict[str, Any]) -> Preset:
     for key in table.keys() - {*TABLES}:
         raise unknown("table", key, TABLES, where)
     if not isinstance(table.get("datasets", {}), dict):
@@ -125,7 +123,7 @@ def _parse(name: str, where: str, text: str) -> Preset:
             raise BadInput(f"{where}: {section} must be a table of values, and methods in it one of tables")
         for key in values.keys() - {*TRAINING, "methods"}:
             raise unknown("key", key, TRAINING, where)
-        plain = {k: v for k, v in values.items() if k != "methods" and v != "all"}
+        plain = {k: v for k, v in values.items() if k != "methods" and not (k in COUNTS and v == "all")}
         values |= training_changes(plain, f"{where}: {section}.")
     base = load_preset(table["base"]) if table.get("base") in PRESETS else None
     if "base" in table and base is None:

@@ -356,7 +356,7 @@ def local_dimensions(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> T
     LID(x) = −k / (Σ_i ln(r_i / (r_k + ε)) + ε), with r_1 ≤ … ≤ r_k the distances of x to its nearest
     neighbours among the rows of the same client; ε as in the authors' code.
     """
-    points = rows.float().double().cpu()
+    points = rows.float().cpu().double()  # in this order: Apple's GPUs have no float64
     k = min(neighbours, len(points) - 1)
     count_work(searches=1)
     return torch.cat([_dimensions(part, points, k, eps) for part in points.split(ROWS_AT_ONCE)])

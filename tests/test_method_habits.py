@@ -1,0 +1,217 @@
+"""What authors write without a second thought gives the same numbers in any order, process or restart."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flnl_bench import Method, network_weights
+from flnl_bench.testing import play, toy_engine
+from flnl_bench.testing.methods import (
+    check_deterministic,
+    check_isolated,
+    check_order_of_clients,
+    check_resumes,
+)
+
+
+class Habit(Method):
+    """A habit of authors."""
+
+    name = "habit"
+    reference = "a test"
+
+
+class LooksFirst(Habit):
+    """Weighs samples by their loss under the received weights, seen through the model to be trained."""
+
+    def on_receive(self, model, client):
+        def look(batch):
+            return F.cross_entropy(model(batch.x), batch.y, reduction="none")
+
+        client.scratch["weight"] = 1 + client.map(look)
+
+    def loss(self, model, batch, client):
+        return super().loss(model, batch, client) * client.scratch["weight"][batch.index]
+
+
+class KeepsItsModel(Habit):
+    """Stays near its model of the visit before, which it did not copy."""
+
+    def upload(self, model, client):
+        client.state["before"] = network_weights(model)
+        return {}
+
+    def loss(self, model, batch, client):
+        loss = super().loss(model, batch, client)
+        if "before" in client.state:
+            loss = loss + (model.head.weight - client.state["before"]["head.weight"]).square().sum()
+        return loss
+
+
+class SendsItsHead(Habit):
+    """Sends its head beside the weights, not copied."""
+
+    def upload(self, model, client):
+        return {"head": model.head.weight}
+
+    def aggregate(self, server, updates):
+        heads = torch.stack([update.message["head"] for update in updates])
+        return {**super().aggregate(server, updates), "head.weight": heads.mean(0)}
+
+
+class AnswersWithItsState(Habit):
+    """Answers a visit with its state, and changes it at the next one in the same round."""
+
+    def client_state(self, client):
+        return {"seen": torch.zeros(1), "counts": np.zeros(1)}
+
+    def tell(self, client):
+        client.state["seen"] += 1
+        client.state["counts"] += 1
+        return dict(client.state)
+
+    def round(self, server, federation):
+        answers = [federation.visit([0], self.tell)[0] for _ in range(3)]
+        told = {f"{name}_{i}": float(a[name][0]) for i, a in enumerate(answers) for name in a}
+        return {**super().round(server, federation), **told}
+
+
+class WritesToItsInbox(Habit):
+    """Uses what it got as a place to write to."""
+
+    def server_state(self, server):
+        return {"shift": torch.zeros(1), "count": np.zeros(1)}
+
+    def inbox(self, server, client_id):
+        return server.state
+
+    def loss(self, model, batch, client):
+        client.inbox["shift"] += 0.1
+        client.inbox["count"] += 1
+        return super().loss(model, batch, client) * (1 + client.inbox["shift"] + client.inbox["count"][0])
+
+
+class StacksWeights(Habit):
+    """Takes medians of stacked weights, which have lost their layout, and teaches with them."""
+
+    def aggregate(self, server, updates):
+        first = updates[0].weights
+        return {name: torch.stack([u.weights[name] for u in updates]).median(0).values for name in first}
+
+    def loss(self, model, batch, client):
+        with torch.no_grad():
+            taught = client.received(batch.x)
+        return super().loss(model, batch, client) + (model(batch.x) - taught).square().sum(1)
+
+
+class KeepsModelsOnTheServer(Habit):
+    """Moves by a sum over the model before, which depends on its layout in the last digit."""
+
+    def aggregate(self, server, updates):
+        mean = super().aggregate(server, updates)
+        before = server.state.get("before", server.weights)
+        length = sum(tensor.sum() for tensor in before.values())
+        server.state["before"] = mean
+        return {name: old + (mean[name] - old) * length.cos() for name, old in server.weights.items()}
+
+
+class TwoNames(Habit):
+    """Has two names for one tensor and one array, and counts on it."""
+
+    def client_state(self, client):
+        tensor, array = torch.zeros(1), np.zeros(1)
+        return {"a": [tensor, array], "b": [tensor, array]}
+
+    def loss(self, model, batch, client):
+        for value in client.state["a"]:
+            value += 0.1
+        return super().loss(model, batch, client) * (1 + sum(value.item() for value in client.state["b"]))
+
+
+class Drawing(nn.Module):
+    """A network with dropout."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.dropout = network, nn.Dropout(0.3)
+        self.head = network.head
+
+    def forward(self, x):
+        return self.head(self.dropout(self.network.features(x)))
+
+
+class DropsOut(Habit):
+    """Trains a network that draws, and draws on the server as well."""
+
+    def build(self, new_net):
+        return Drawing(new_net())
+
+    def aggregate(self, server, updates):
+        mean = super().aggregate(server, updates)
+        return {name: tensor + 0.01 * torch.randn_like(tensor) for name, tensor in mean.items()}
+
+
+class Permuted(Drawing):
+    """A network with a buffer of whole numbers, by which it permutes features."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.register_buffer("places", torch.arange(network.head.in_features).flip(0))
+
+    def forward(self, x):
+        return self.head(self.network.features(x)[:, self.places])
+
+
+class HasWholeNumbers(Habit):
+    """Trains such a network, and looks at a frozen copy of it."""
+
+    def build(self, new_net):
+        return Permuted(new_net())
+
+    def loss(self, model, batch, client):
+        with torch.no_grad():
+            taught = client.received(batch.x)
+        return super().loss(model, batch, client) + (model(batch.x) - taught).square().sum(1)
+
+
+HABITS = Habit.__subclasses__()
+CHECKS = (check_deterministic, check_order_of_clients, check_isolated, check_resumes)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.__name__)
+def test_numbers_are_the_same_whatever_the_habit(habit: type[Method], check: Callable[[Method], None]):
+    check(habit())
+
+
+def test_what_a_client_sent_stays_what_it_was():
+    numbers = toy_engine(AnswersWithItsState()).play_round().method
+    assert [numbers[f"{name}_{i}"] for name in ("seen", "counts") for i in range(3)] == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_network_draws_otherwise_with_every_client_and_in_every_round():
+    class Notes(DropsOut):
+        """Keeps what dropout left of ones."""
+
+        def on_receive(self, model, client):
+            model.train()
+            client.state["left"] = model.dropout(torch.ones(64)).tolist()
+
+    engine = toy_engine(Notes(), fraction=1.0)
+    seen = []
+    for _ in range(2):
+        engine.play_round()
+        seen += [state["left"] for state in engine.federation.states.values()]
+    assert len(seen) == len({tuple(left) for left in seen}) == 12
+
+
+def test_the_generator_of_the_caller_is_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    play(toy_engine(DropsOut()), 1)
+    assert torch.equal(torch.rand(3), expected)
