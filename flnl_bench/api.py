@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flnl_bench.config import sampled_clients
 from flnl_bench.numerics import average
 from flnl_bench.streams import stream
 
@@ -42,7 +43,7 @@ class Terms:
     @property
     def sampled(self) -> int:
         """m, the number of clients in a round."""
-        return max(1, int(self.fraction * self.clients + 1e-9))
+        return sampled_clients(self.fraction, self.clients)
 
     @property
     def rounds_for_all(self) -> int:

@@ -66,6 +66,11 @@ class Training:
                 raise unknown(name, getattr(self, name), known)
 
 
+def sampled_clients(fraction: float, clients: int) -> int:
+    """m, the number of clients in a round."""
+    return max(1, int(fraction * clients + 1e-9))
+
+
 NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
 TRAINING = tuple(part.name for part in dataclasses.fields(Training))
 
@@ -190,11 +195,12 @@ def written(values: Mapping[str, Any]) -> str:
 
 def as_set(value: object, where: str) -> str:
     """A hyper-parameter as it would be given to --set; errors say `where` it is."""
+    value = plain(value)
     if not (value is None or isinstance(value, str | numbers.Real)):
         raise BadInput(f"{where} must be a number, a text, true or false")
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def plain(value: Any) -> Any:
-    """A NumPy number, as of a loop over an array, as a number of Python."""
-    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
+    """A NumPy value, as of a loop over an array, as a value of Python."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value

@@ -50,10 +50,19 @@ def one_line(error: BaseException, limit: int = 160) -> str:
 def unknown(what: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:
     """An error that names the unknown thing, its nearest match and what is allowed."""
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     place = f" in {where}" if where else ""
-    return BadInput(f"unknown {what} {name!r}{place}{hint} (allowed: {', '.join(allowed)})")
+    return BadInput(f"unknown {what} {name!r}{place}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A question for the name that is most like this one; nothing if none is. FedGR is like fedgr."""
+
+    def bare(text: str) -> str:
+        return text.lower().replace("-", "").replace("_", "")
+
+    names = {bare(each): each for each in allowed}
+    near = difflib.get_close_matches(bare(name), names, n=1, cutoff=0.5)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def require(condition: bool, name: str, value: object, allowed: str) -> None:

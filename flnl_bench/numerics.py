@@ -96,9 +96,9 @@ def krum(
     if count < 3:
         return average(weights, [1] * count)
     near = count - distrusted(count, distrust, least=3) - 2
-    pairs = {(i, j): _squared_distance(weights[i], weights[j]) for i, j in combinations(range(count), 2)}
-    distances = pairs[0, 1].new_zeros(count, count)
-    for (i, j), distance in pairs.items():
+    found = [_squared_distance(a, b) for a, b in combinations(weights, 2)]
+    distances = found[0].new_zeros(count, count)
+    for (i, j), distance in zip(combinations(range(count), 2), found, strict=True):
         distances[i, j] = distances[j, i] = distance
     scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # the first is that to itself
     chosen = sorted(scores.argsort(stable=True)[: near if selected is None else selected].tolist())
@@ -239,14 +239,8 @@ def two_gaussians(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    fit = GaussianMixture(
-        2,
-        covariance_type=covariance,
-        max_iter=max_iter,
-        tol=tol,
-        reg_covar=reg_covar,
-        random_state=seed % 2**32,  # scikit-learn takes no more
-    )
+    options = {"max_iter": max_iter, "tol": tol, "reg_covar": reg_covar, "covariance_type": covariance}
+    fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # of larger seeds it wants nothing
     count_work(mixtures=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping at max_iter is what the papers do

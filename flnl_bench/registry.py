@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench import plugin_files
-from flnl_bench.errors import BadInput, one_line, unknown
+from flnl_bench.errors import BadInput, nearest, one_line, unknown
 from flnl_bench.tables import METHODS_HOOK, Plugins, Source, Table, installed, use_plugin_files
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def check_class(cls: type[Method]) -> None:
     for name in (cls.name, *cls.variants):
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise BadInput(f"{name!r} is not lower-case words joined by dashes")
+    check_hooks(cls)
     kinds = hyperparameters(cls)
     if "version" in kinds:
         raise BadInput("version is not a hyper-parameter: write it without a type, as in version = 2")
@@ -202,6 +203,18 @@ def check_class(cls: type[Method]) -> None:
         cls(**values)
 
 
+def check_hooks(cls: type[Method]) -> None:
+    """Refuse a function whose name is nearly that of a hook: it would never be called."""
+    from flnl_bench.api import Method
+
+    hooks = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
+    for parent in cls.__mro__[: cls.__mro__.index(Method)]:
+        for name, value in vars(parent).items():
+            near = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+            if isinstance(value, types.FunctionType) and name not in hooks and near:
+                raise BadInput(f"{name!r} is no hook; did you mean {near[0]!r}? If not, call it otherwise")
+
+
 def _base(kind: Any) -> Any:
     """X of `X | None`; any other type itself."""
     options = [option for option in typing.get_args(kind) if option is not type(None)]
@@ -221,11 +234,8 @@ def _fits(value: Any, kind: Any) -> bool:
 def _unknown_key(method: str, where: str, key: str, kinds: Mapping[str, Any]) -> BadInput:
     if not kinds:
         return BadInput(f"{where}: {method} has no hyper-parameters")
-    near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return BadInput(
-        f"{where}: {method} has no such hyper-parameter{hint} (it has: {', '.join(sorted(kinds))})"
-    )
+    told = f"has no such hyper-parameter{nearest(key, kinds)} (it has: {', '.join(sorted(kinds))})"
+    return BadInput(f"{where}: {method} {told}")
 
 
 def parse_value(where: str, text: str, kind: Any) -> Any:

@@ -24,6 +24,8 @@ def refused(*arguments, code=2) -> str:
     [
         (["--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (["--method", "fedavg/storng"], "did you mean 'fedavg/strong'?"),
+        (["--method", "FedGR"], "unknown method 'FedGR'; did you mean 'fedgr'?"),
+        (["--dataset", "CIFAR-100"], "did you mean 'cifar100'?"),
         (["--setting", "symm-1.0"], "did you mean 'sym-"),
         (["--setting", "sym-1.5"], "sym-1.5"),
         (["--dataset", "cifar1"], "did you mean 'cifar10'?"),
@@ -60,6 +62,8 @@ def refused(*arguments, code=2) -> str:
         (["--seed", "1", "--seeds", "1,2"], "--seed and --seeds are both given"),
         (["--seeds", "1,x"], "--seeds '1,x': expected whole numbers"),
         (["--seeds", "1,1"], "a seed is there twice"),
+        (["--seeds", ""], "there is nothing after --seeds"),
+        (["--data-dir="], "there is nothing after --data-dir="),
         (["--seed", "-1"], "invalid value for '--seed'"),
         (["--rounds", "many"], "invalid value for '--rounds': Input should be a valid integer"),
         (["--sede", "1"], "no such option: --sede; did you mean --seed?"),
@@ -94,6 +98,8 @@ def test_a_bad_value_is_refused_before_anything_is_written(tmp_path, changes, ex
         (["scenario", "export", "--setting", "clean"], "missing option '--output'"),
         (["scenario", "export", "--setting", "clean", "-o", "/dev/null/x"], "cannot write the scenario"),
         (["show", "nothing"], "there is no run 'nothing'"),
+        (["leaderboard", "-o", ""], "there is nothing after -o"),
+        ([""], "there is nothing after flnl-bench"),
     ],
 )
 def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):

@@ -101,9 +101,9 @@ def first_weights(self, server, updates):
 @pytest.mark.parametrize(
     ("hooks", "expected"),
     [
-        ({"loss": mean}, "loss must return one value per example, shape [16], not []"),
-        ({"loss": logits}, "loss must return one value per example, shape [16], not [16, 3]"),
-        ({"loss": None}, "loss must return one value per example, shape [16], not None"),
+        ({"loss": mean}, "loss must return one value per example, shape [16], or [1] for all, not []"),
+        ({"loss": logits}, "loss must return one value per example, shape [16], or [1] for all, not [16, 3]"),
+        ({"loss": None}, "loss must return one value per example, shape [16], or [1] for all, not None"),
         ({"loss": detached}, "loss must return values with a gradient, not detached ones"),
         ({"plan": None}, "plan must yield lists of Step, as in `yield client.steps()`, not None"),
         ({"plan": bare_steps}, "plan must yield lists of Step, as in `yield client.steps()`, not Step"),

@@ -7,6 +7,7 @@ from command_line import flnl, tiny
 from flnl_bench.engine import devices
 from flnl_bench.engine.devices import check_precision, choose_devices
 from flnl_bench.errors import BadInput
+from flnl_bench.runs.resolve import Request, prepare
 
 CPU = torch.device("cpu")
 
@@ -27,6 +28,13 @@ def test_one_process_is_the_default():
 def test_workers_share_the_device():
     chosen = choose_devices("cpu", workers=3)
     assert (chosen.server, chosen.workers) == (CPU, (CPU,) * 3)
+
+
+def test_workers_that_would_have_nothing_to_do_are_not_started():
+    assert choose_devices("cpu", workers=1000, most=3).workers == (CPU,) * 3
+    assert choose_devices("cpu", workers=1000, most=1).workers == ()
+    asked = Request("fedavg", setting="clean", device="cpu", workers=1000)
+    assert len(prepare(asked).devices.workers) == 10  # the clients of a round
 
 
 def test_every_device_gets_a_worker_and_further_ones_in_turn(two_gpus):

@@ -210,6 +210,8 @@ def test_a_notebook_shows_tables_and_warnings(folder):
         ({"settings": "sym-x"}, "unknown setting 'sym-x' in the results"),
         ({"presets": ["papper"]}, "unknown preset 'papper'"),
         ({"seeds": [7]}, "unknown seed '7' in the results"),
+        ({"seeds": 7}, "unknown seed '7' in the results"),
+        ({"seeds": ["1"]}, "seeds is ['1'], but must be whole numbers"),
         ({"against": "fedgrr"}, "did you mean 'fedgr'"),
     ],
 )

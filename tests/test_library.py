@@ -314,6 +314,10 @@ def test_an_error_of_the_watcher_is_not_the_methods(tmp_path):
         ({"set": [1]}, "set is [1], but must be values by name"),
         ({"workers": "a"}, "workers is 'a', but must be"),
         ({"out": 3}, "out is 3, but must be the path of"),
+        ({"sede": 2}, "unknown option 'sede'; did you mean 'seed'?"),
+        ({"fressh": True}, "unknown option 'fressh'; did you mean 'fresh'?"),
+        ({"devices": [0]}, "devices is [0], but must be a name, or a list of names"),
+        ({"save_model": "no"}, "save_model is 'no', but must be true or false"),
     ],
 )
 def test_arguments_of_the_wrong_type_are_one_line(options, told, tmp_path):
@@ -322,10 +326,32 @@ def test_arguments_of_the_wrong_type_are_one_line(options, told, tmp_path):
 
 
 def test_seeds_are_a_list_and_not_given_twice():
-    with pytest.raises(fb.BadInput, match="seeds is 3, but must be a list"):
-        fb.run_seeds("fedavg", "sym-1.0", seeds=3)
+    for seeds in (3, [], [1, 1]):
+        with pytest.raises(fb.BadInput, match=re.escape(f"seeds is {seeds}, but must be a list")):
+            fb.run_seeds("fedavg", "sym-1.0", seeds=seeds)
     with pytest.raises(fb.BadInput, match="seed is 1, but must be left out where seeds are given"):
         fb.run_seeds("fedavg", "sym-1.0", seeds=[1], seed=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: fb.load_results(3), "folder is 3, but must be the path of a results folder"),
+        (lambda: fb.run_suite(3), "suite is 3, but must be a file or a dictionary"),
+        (lambda: fb.load_model("nowhere"), "is not there: nor is its folder"),
+    ],
+)
+def test_what_is_no_path_is_one_line(call, told):
+    with pytest.raises(fb.BadInput, match=told):
+        call()
+
+
+def test_values_of_numpy_are_values(tmp_path):
+    suite = {"methods": ["fedgr"], "settings": ["clean"], "seeds": [np.int64(3)]}
+    suite["set"] = {"fedgr": {"refine": np.bool_(False), "lambda_b": np.float64(2.0)}}
+    (run,) = fb.run_suite(suite, dry_run=True, out=tmp_path).board.states
+    assert run.config.seed == 3
+    assert [run.config.hyperparameters[name] for name in ("refine", "lambda_b")] == [False, 2.0]
 
 
 def test_own_data_that_have_changed_are_read_again(tmp_path):

@@ -55,6 +55,13 @@ def test_filters_of_runs_all_hold_at_once(folder, words, found):
     assert listed(folder, *words) == found
 
 
+def test_a_run_is_one_line_where_nobody_looks(folder, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = flnl("list", "runs", "--runs", folder).out.splitlines()
+    assert len(lines) == 5
+    assert "failed: ZeroDivisionError: by zero" in lines[-1]
+
+
 def test_the_list_for_people_has_what_show_takes_and_the_error(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     done = flnl("list", "runs", "--runs", folder, "--method", "fedprox")

@@ -250,6 +250,7 @@ def test_the_command_writes_data_and_picture_and_prints_the_summary(tmp_path):
         (["--partition", "dir"], "partition"),
         (["--seed", "1", "--seed", "-1"], "seed is -1, but must be a whole number from 0"),
         (["-o", "a.gif"], "unknown ending '.gif'"),
+        (["--rounds", "0"], "rounds is 0, but must be a whole number from 1"),
         (["--fraction", "2"], "fraction is 2.0, but must be above 0 and at most 1"),
         (["--training", "rounds=2", "--rounds", "3"], "--training rounds and --rounds are both given"),
         (["--training", "nope=2"], "unknown value of the protocol 'nope'"),

@@ -68,6 +68,11 @@ def refusing(self: Method) -> None:
         (declared(variants={"V 1": {}}), "'V 1' is not lower-case words joined by dashes"),
         (declared(name="Bad Name/../x"), "'Bad Name/../x' is not lower-case words joined by dashes"),
         (declared(__post_init__=refusing), "KeyError: 'rate'"),
+        (
+            declared(agregate=refusing),
+            "'agregate' is no hook; did you mean 'aggregate'? If not, call it otherwise",
+        ),
+        (declared(los=refusing), "'los' is no hook; did you mean 'loss'? If not, call it otherwise"),
     ],
 )
 def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):
@@ -75,6 +80,13 @@ def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):
     found.add("theirs", cls)
     assert found.problems == [f"plugin 'theirs': class Mine: {why}; skipped"]
     assert found.methods == {}
+
+
+@pytest.mark.parametrize("name", ["losses", "_los", "look", "aggregated_heads", "plan_epoch"])
+def test_functions_of_ones_own_may_have_other_names(name):
+    found = Registry()
+    found.add("theirs", declared(**{name: refusing}))
+    assert not found.problems
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _execute(arguments: Sequence[str] | None) -> int:
     """The exit code of one command; whatever a user can cause becomes one line on stderr."""
     try:
+        check_not_empty(sys.argv[1:] if arguments is None else arguments)
         command = typer.main.get_command(app)
         hide_types_of_switches(command)
         code = command(args=arguments, prog_name="flnl-bench", standalone_mode=False)
@@ -98,6 +100,13 @@ def _execute(arguments: Sequence[str] | None) -> int:
         where = f": {error.filename}" if error.filename else ""
         return _fail(BAD_INPUT, f"{error.strerror or one_line(error)}{where}")
     return _fail(INTERRUPTED, "interrupted") if code == INTERRUPTED else int(code or 0)
+
+
+def check_not_empty(arguments: Sequence[str]) -> None:
+    """Refuse what a shell's variable leaves that is not set: as a path it would be this folder."""
+    for before, argument in itertools.pairwise(["flnl-bench", *arguments]):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise BadInput(f"there is nothing after {argument or before}")
 
 
 def hide_types_of_switches(command: Any) -> None:

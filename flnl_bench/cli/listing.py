@@ -238,6 +238,7 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     from flnl_bench.cli.results import warn_files
     from flnl_bench.leaderboards.frames import check_folder
     from flnl_bench.leaderboards.runs import chosen
+    from flnl_bench.leaderboards.terminal import width_here
     from flnl_bench.recorder.folder import read_records
     from flnl_bench.recorder.record import read_record
 
@@ -265,7 +266,10 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
         numbers = [percent(value) if run.status == "done" else "" for value in (run.last10, run.best)]
         status = f"{run.status}: {run.error}" if run.error else run.status
         made.add_row(run.run_dir[-HASH:], run.method, where, str(run.seed), *numbers, status)
-    stdout().print(made)
+    made.columns[0].no_wrap = True  # `show` takes it
+    console = stdout()
+    console.width = width_here()
+    console.print(made)
     note(f"{len(left)} of {len(runs)} runs below {folder}; {_how(folder)}")
 
 

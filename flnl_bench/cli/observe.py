@@ -100,7 +100,7 @@ def memorization(
                 fresh=fresh,
                 progress=show,
                 loading=reporting(),
-                **({"rounds": rounds} if rounds else {}),
+                **({} if rounds is None else {"rounds": rounds}),
                 **changes,
             )
     except KeyboardInterrupt:

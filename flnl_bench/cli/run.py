@@ -116,7 +116,7 @@ def run(
     asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["set"] = parse_changes(set or [])
     asked |= parse_training(asked.pop("training") or [], asked)
-    chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds")) if seed is not None or seeds else None
+    chosen = parse_seeds(asked.pop("seed"), asked.pop("seeds")) if (seed, seeds) != (None, None) else None
     for name in ("file", "fresh", "as_json", "debug", "pdb"):
         del asked[name]
     asked, chosen = with_file(file, asked, chosen)

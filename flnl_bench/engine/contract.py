@@ -20,7 +20,7 @@ from flnl_bench.errors import BrokenContract, expect
 # -- on a client -------------------------------------------------------------------------------------
 def as_losses(method: str, values: Tensor, size: int) -> Tensor:
     """What `loss` returns: a vector with a graph; one value may stand for the batch."""
-    rule = f"loss must return one value per example, shape [{size}]"
+    rule = f"loss must return one value per example, shape [{size}], or [1] for all"
     # Not the length: a loss such as MixMatch's is no mean over examples and comes as one value. A mean
     # taken too early, a tensor without dimension, is the usual mistake.
     expect(isinstance(values, Tensor) and values.dim() == 1, method, rule, values)

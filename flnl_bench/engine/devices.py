@@ -45,13 +45,16 @@ class Devices:
     workers: tuple[torch.device, ...] = ()
 
 
-def choose_devices(device: str = "auto", devices: Sequence[str] = (), workers: int | None = None) -> Devices:
+def choose_devices(
+    device: str = "auto", devices: Sequence[str] = (), workers: int | None = None, most: int = sys.maxsize
+) -> Devices:
     """What `--device`, `--devices` and `--workers` ask for.
 
     Args:
         device: auto, cpu, cuda or mps.
         devices: several of one kind, as cuda:0, cuda:1; workers are spread over them.
         workers: number of processes; without it one for each of `devices`.
+        most: so many have something to do; others are not started.
     """
     found = [_numbered(name) for name in devices] or [choose_device(device)]
     kinds = sorted({each.type for each in found})
@@ -65,8 +68,8 @@ def choose_devices(device: str = "auto", devices: Sequence[str] = (), workers: i
     count = len(found) if workers is None else workers
     require(count >= len(found), "workers", count, f"a whole number from {len(found)}")
     # In turn, not in blocks: then a round of few clients uses all devices too.
-    spread = tuple(found[i % len(found)] for i in range(count))
-    return Devices(found[0], spread if count > 1 else ())
+    spread = tuple(found[i % len(found)] for i in range(min(count, most)))
+    return Devices(found[0], spread if len(spread) > 1 else ())
 
 
 def choose_device(name: str) -> torch.device:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import NAMES
-from flnl_bench.errors import BadInput
+from flnl_bench.config import NAMES, plain
+from flnl_bench.errors import BadInput, require
 from flnl_bench.leaderboards.leaderboard import Leaderboard, make_leaderboard
 from flnl_bench.leaderboards.metrics import check_metric
 from flnl_bench.leaderboards.runs import METRICS, FinishedRun, Found, read_runs
@@ -77,6 +77,7 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
         folder: Where runs are; with published runs it need not be there.
         with_published: Add the runs that this package ships, but those that were made here as well.
     """
+    require(isinstance(folder, str | os.PathLike), "folder", repr(folder), "the path of a results folder")
     if not with_published:
         check_folder(Path(folder))
     found = read_runs(Path(folder)) if Path(folder).is_dir() else Found()
@@ -123,7 +124,7 @@ def leaderboard(
     methods: str | Sequence[str] | None = None,
     settings: str | Sequence[str] | None = None,
     partitions: str | Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
+    seeds: int | Sequence[int] | None = None,
 ) -> Leaderboard:
     """Tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
@@ -149,7 +150,9 @@ def leaderboard(
         raise BadInput(f"there is no finished run {where}")
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
     names = {what: _names(given) for what, given in {**only, "method": methods}.items()}
-    wanted: dict[str, Sequence[str | int]] = {**names, "seed": seeds or ()}
+    numbers = [plain(seed) for seed in ([seeds] if isinstance(seeds, int) else seeds or ())]
+    require(all(type(seed) is int for seed in numbers), "seeds", repr(numbers), "whole numbers")
+    wanted: dict[str, Sequence[str | int]] = {**names, "seed": numbers}
     return make_leaderboard(found, metric, only=wanted, against=against, paper=paper)
 
 

@@ -101,12 +101,12 @@ def _size_key(figure: Figure, drawn: dict[str, Any], largest: int, area: float) 
 
 
 @in_style
-def transitions(source: Source, client: Sequence[int] = (), **filters: Unpack[Filters]) -> Figure:
+def transitions(source: Source, client: int | Sequence[int] = (), **filters: Unpack[Filters]) -> Figure:
     """Which true class (row) became which given one (column), as shares of the row.
 
     Args:
         source: a scenario or its file, or runs: results, a frame, a run, a folder, or several of these.
-        client: matrices of these clients; else of all together, and of each kind of noise.
+        client: the matrix of this client, or of these; else of all together, and of each kind of noise.
         filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
     """
     panels = [panel for one in federations(source, filters) for panel in _matrices(one, client)]
@@ -127,10 +127,11 @@ def transitions(source: Source, client: Sequence[int] = (), **filters: Unpack[Fi
     return figure
 
 
-def _matrices(one: Federation, chosen: Sequence[int]) -> list[tuple[tuple[str, ...], np.ndarray]]:
+def _matrices(one: Federation, chosen: int | Sequence[int]) -> list[tuple[tuple[str, ...], np.ndarray]]:
     if one.transitions is None:
         raise BadInput(f"the true labels of {one.parts[0]} are not known, so there are no transitions")
     clients = len(one.transitions)
+    chosen = [chosen] if isinstance(chosen, int) else chosen
     for k in chosen:
         require(0 <= k < clients, "client", k, f"a number from 0 to {clients - 1}")
     if chosen:

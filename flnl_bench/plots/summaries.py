@@ -147,7 +147,7 @@ def _one_method(source: Source, filters: Mapping[str, Any]) -> tuple[str, list[C
         }
         methods = [m for m in methods if rows[m] > 1] or methods
     if len(methods) > 1:
-        raise BadInput(f"this picture is of one method; choose with method: {listed(methods)}")
+        raise BadInput(f"this picture is of one method; choose one: {listed(methods)}")
     return methods[0], cells_of([run for run in runs if base_of(run.method) == methods[0]])
 
 

@@ -144,9 +144,11 @@ def run_seeds(
         options: whatever else `run` takes.
     """
     require("seed" not in options, "seed", options.get("seed"), "left out where seeds are given")
-    require(isinstance(seeds, Iterable), "seeds", repr(seeds), "a list of whole numbers")
+    several = list(seeds) if isinstance(seeds, Iterable) else []
+    fits = 0 < len(several) == len({*several})
+    require(fits, "seeds", repr(seeds), "a list of whole numbers, none of them twice")
     results = []
-    for each in prepare_seeds(seeds, method=method, setting=setting, **options):
+    for each in prepare_seeds(several, method=method, setting=setting, **options):
         for told in () if fresh else what_is_found(each):
             warnings.warn(told, stacklevel=2)
         results.append(finish(each, fresh=fresh, progress=progress))
@@ -239,7 +241,7 @@ def what_is_found(run: Run) -> list[str]:
 def _request(given: dict[str, Any]) -> Request:
     """Flat options, as a user gives them, as a request."""
     for name in given.keys() - OPTIONS:
-        raise unknown("option", name, OPTIONS)
+        raise unknown("option", name, OPTIONS | {"seed", "seeds", "fresh", "progress"})
     require(isinstance(given.get("method"), str), "method", repr(given.get("method")), "a name")
     check_source(given)
     check_kinds(given)

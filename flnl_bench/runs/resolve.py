@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import RunConfig, Training
+from flnl_bench.config import RunConfig, Training, sampled_clients
 from flnl_bench.data import DATASETS, Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import BadInput, require
 from flnl_bench.models import MODELS, find_model
@@ -177,7 +177,8 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
         check_dataset(given, dataset)
     scenario = given or federate(request, config, dataset)
     changed = changed_values(config.method, config.dataset, request.preset, config.hyperparameters, registry)
-    devices = choose_devices(request.device, request.devices, request.workers)
+    busy = sampled_clients(config.training.fraction, len(scenario.clients))
+    devices = choose_devices(request.device, request.devices, request.workers, busy)
     return Run(
         config,
         method,

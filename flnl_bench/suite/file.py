@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, as_set, training_changes
+from flnl_bench.config import TRAINING, as_set, plain, training_changes
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.files import read_toml
 
@@ -91,8 +91,8 @@ def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
 def _axis(values: Any, key: str) -> tuple[Any, ...]:
     """A list without repetition, of whole numbers for the seeds and of names for the others."""
     seeds = key == "seeds"
-    if isinstance(values, tuple | range):  # from Python
-        values = list(values)
+    if isinstance(values, tuple | range | list):  # from Python, maybe with NumPy's numbers
+        values = [plain(value) for value in values]
     what = "whole numbers from 0" if seeds else "names"
     _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
     good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)

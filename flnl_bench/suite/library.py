@@ -168,6 +168,7 @@ def _plan(
     """The suite and its runs; nothing is written and no data are read."""
     from flnl_bench.engine.devices import choose_device
 
+    require(isinstance(suite, Mapping | str | PathLike), "suite", repr(suite), "a file or a dictionary")
     where = "" if isinstance(suite, Mapping) else f"{suite}: "
     found = make_suite(suite) if isinstance(suite, Mapping) else read_suite(Path(suite).expanduser())
     # A machine that hands out work need not have the GPU that the workers have.
