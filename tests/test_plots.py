@@ -128,7 +128,7 @@ def test_ablation_bars_are_means_with_the_whole_method_first(tmp_path):
 def test_ablation_asks_which_method(tmp_path):
     for method in ("fedgr", "fedgr/no-sieve", "feddiv", "feddiv/persistent"):
         write_run(tmp_path, method)
-    with pytest.raises(fb.BadInput, match="of one method; choose with method: feddiv, fedgr"):
+    with pytest.raises(fb.BadInput, match="of one method; choose one: feddiv, fedgr"):
         plots.ablation(tmp_path)
     assert len(plots.ablation(tmp_path, method="feddiv").axes[0].patches) == 2
 
