@@ -1,5 +1,7 @@
 """Where a run computes, as --device, --devices and --workers say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from command_line import flnl, tiny
@@ -30,11 +32,16 @@ def test_workers_share_the_device():
     assert (chosen.server, chosen.workers) == (CPU, (CPU,) * 3)
 
 
-def test_workers_that_would_have_nothing_to_do_are_not_started():
+def test_workers_that_would_have_nothing_to_do_are_not_started(monkeypatch):
     assert choose_devices("cpu", workers=1000, most=3).workers == (CPU,) * 3
     assert choose_devices("cpu", workers=1000, most=1).workers == ()
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
     asked = Request("fedavg", setting="clean", device="cpu", workers=1000)
-    assert len(prepare(asked).devices.workers) == 10  # the clients of a round
+    assert len(prepare(asked).devices.workers) == 12  # a round has 10 clients
+    asked = replace(asked, training={"fraction": 0.5})
+    assert len(prepare(asked).devices.workers) == 17
+    asked = replace(asked, training={"clients": 5})
+    assert len(prepare(asked).devices.workers) == 5
 
 
 def test_every_device_gets_a_worker_and_further_ones_in_turn(two_gpus):

@@ -223,6 +223,7 @@ def test_notes_of_a_step_reach_the_loss():
     assert b == [[3, 4], {}]
     assert (single[1]["lam"].shape, single[1]["lam"].item()) == ((), 0.5)
     assert (half[1]["lam"].tolist(), half[1]["order"]) == ([[1, 1]], None)
+    assert half[1]["lam"].dtype == torch.bfloat16
     assert c[1]["order"].tolist() == [1]
 
 

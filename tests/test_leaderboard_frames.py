@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import typer.main
@@ -210,7 +211,8 @@ def test_a_notebook_shows_tables_and_warnings(folder):
         ({"settings": "sym-x"}, "unknown setting 'sym-x' in the results"),
         ({"presets": ["papper"]}, "unknown preset 'papper'"),
         ({"seeds": [7]}, "unknown seed '7' in the results"),
-        ({"seeds": 7}, "unknown seed '7' in the results"),
+        ({"seeds": np.int64(0)}, "unknown seed '0' in the results"),
+        ({"seeds": np.array([7, 8])}, "unknown seed '7' in the results"),
         ({"seeds": ["1"]}, "seeds is ['1'], but must be whole numbers"),
         ({"against": "fedgrr"}, "did you mean 'fedgr'"),
     ],

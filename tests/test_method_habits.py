@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from flnl_bench import Method, network_weights
-from flnl_bench.testing import play, toy_engine
+from flnl_bench.engine.devices import choose_devices, sent
+from flnl_bench.engine.engine import Engine
+from flnl_bench.testing import TRAINING, play, toy_dataset, toy_engine, toy_scenario
 from flnl_bench.testing.methods import (
     check_deterministic,
     check_isolated,
@@ -108,6 +110,55 @@ class StacksWeights(Habit):
         return super().loss(model, batch, client) + (model(batch.x) - taught).square().sum(1)
 
 
+class StacksTwice(StacksWeights):
+    """Trains twice a round, the second time from such weights."""
+
+    def round(self, server, federation):
+        super().round(server, federation)
+        return super().round(server, federation)
+
+
+class WritesToItsWeights(Habit):
+    """Keeps the global weights, which it changes in place, without a copy, and tells how far they moved."""
+
+    def round(self, server, federation):
+        mean = self.aggregate(server, federation.train(self.sample(server)))
+        before = server.state.get("before", mean)
+        for name, tensor in server.weights.items():
+            tensor += (mean[name] - tensor) / 2
+        moved = sum((tensor - before[name]).abs().sum() for name, tensor in server.weights.items())
+        server.state["before"] = server.weights
+        return {"moved": moved}
+
+
+class RelabelsInPlace(Habit):
+    """Starts from the given labels, and changes them where they are."""
+
+    def client_state(self, client):
+        return {"labels": client.y}
+
+    def loss(self, model, batch, client):
+        return F.cross_entropy(model(batch.x), client.state["labels"][batch.index], reduction="none")
+
+    def upload(self, model, client):
+        client.state["labels"][client.round] = 0
+        return {}
+
+
+class UsesOneBox(Habit):
+    """Sends every client another value in the same tensor, drawn when the run began."""
+
+    def server_state(self, server):
+        return {"box": torch.zeros(1), "drawn": torch.rand(1)}
+
+    def inbox(self, server, client_id):
+        server.state["box"].fill_(client_id)
+        return {"shift": server.state["box"], "drawn": server.state["drawn"]}
+
+    def loss(self, model, batch, client):
+        return super().loss(model, batch, client) * (1 + client.inbox["shift"] * client.inbox["drawn"])
+
+
 class KeepsModelsOnTheServer(Habit):
     """Moves by a sum over the model before, which depends on its layout in the last digit."""
 
@@ -178,7 +229,26 @@ class HasWholeNumbers(Habit):
         return super().loss(model, batch, client) + (model(batch.x) - taught).square().sum(1)
 
 
-HABITS = Habit.__subclasses__()
+class Counting(Drawing):
+    """A network that counts its steps in a buffer, and learns less with each."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        self.steps += self.training
+        return self.head(self.network.features(x)) / (1 + 0.1 * self.steps)
+
+
+class HasACounter(Habit):
+    """Trains such a network."""
+
+    def build(self, new_net):
+        return Counting(new_net())
+
+
+HABITS = [cls for cls in globals().values() if isinstance(cls, type) and issubclass(cls, Habit)][1:]
 CHECKS = (check_deterministic, check_order_of_clients, check_isolated, check_resumes)
 
 
@@ -186,6 +256,30 @@ CHECKS = (check_deterministic, check_order_of_clients, check_isolated, check_res
 @pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.__name__)
 def test_numbers_are_the_same_whatever_the_habit(habit: type[Method], check: Callable[[Method], None]):
     check(habit())
+
+
+@pytest.mark.parametrize("habit", [UsesOneBox, StacksTwice])
+def test_workers_get_what_one_process_would_get(habit):
+    shared = Engine(habit(), toy_dataset(), toy_scenario(), TRAINING, 1, choose_devices("cpu", workers=2))
+    try:
+        assert play(shared) == play(toy_engine(habit()))
+    finally:
+        shared.close()
+
+
+def test_what_is_sent_has_its_own_memory_and_no_layout_but_that_of_weights():
+    matrix, kernel, array = torch.rand(3, 4).t(), torch.rand(2, 3, 4, 5), np.arange(6)[::-2]
+    kernel = kernel.to(memory_format=torch.channels_last)
+    came = sent({"a": matrix, "b": [matrix, kernel], "c": array})
+    assert came["a"] is came["b"][0]
+    assert torch.equal(came["a"], matrix)
+    assert came["a"].is_contiguous()
+    assert came["b"][1].stride() == kernel.stride()
+    assert came["c"].tolist() == [5, 3, 1]
+    assert came["c"].flags.c_contiguous
+    for tensor in (matrix, kernel):
+        tensor.zero_()
+    assert all(tensor.any() for tensor in came["b"])
 
 
 def test_what_a_client_sent_stays_what_it_was():

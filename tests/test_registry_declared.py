@@ -82,7 +82,7 @@ def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):
     assert found.methods == {}
 
 
-@pytest.mark.parametrize("name", ["losses", "_los", "look", "aggregated_heads", "plan_epoch"])
+@pytest.mark.parametrize("name", ["losses", "_loss", "loss1", "rounds", "resample", "look", "plan_epoch"])
 def test_functions_of_ones_own_may_have_other_names(name):
     found = Registry()
     found.add("theirs", declared(**{name: refusing}))

@@ -128,6 +128,8 @@ class ClientWorker:
             for network in _networks(self.model):
                 network.backbone.compile(mode=mode)
         self._live = network_weights(self.model)
+        others = [t for n, t in self.model.state_dict(keep_vars=True).items() if n not in self._live]
+        self._built = [(tensor, tensor.clone()) for tensor in others]  # counters, tables of whole numbers
         self._sent = sent_weights(self.method, self.model)
 
     # -- as an executor ----------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class ClientWorker:
         client = Client(
             terms=self.terms,
             round=call.round,
-            y=self.images.given[call.client],
+            y=self.images.given[call.client].clone(),  # a method may relabel in place
             received=self._bind(weights),
             state={} if state is None else state,
             inbox=placed(sent(call.inbox, self.device), self.device),
@@ -251,7 +253,9 @@ class ClientWorker:
 
     @torch.no_grad()
     def _load(self, weights: Weights, state: State) -> None:
-        """Copy the received weights, and what the client kept for itself, into the model."""
+        """Copy the received weights, and what the client kept for itself, into the model as it was built."""
+        for tensor, built in self._built:
+            tensor.copy_(built)
         source = dict(weights)
         for part in self.method.private:
             kept = as_part(self.method.name, state, part, _part(self._live, part))

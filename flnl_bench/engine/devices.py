@@ -164,6 +164,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         for gpu in on_gpu:
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(seed)
+        if device.type == "mps":
+            torch.mps.manual_seed(seed)
         yield
 
 

@@ -220,7 +220,8 @@ class Engine:
         initial = copy_weights(sent_weights(method, spec.model))
         self.server = Server(self.terms, seed, placed(initial, self.device), sizes)
         # Before any process starts: here methods refuse settings that they cannot work with.
-        self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
+        with seeded(seed_of(seed, "torch", "server state"), self.device):
+            self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
         self.executor: Executor = ProcessPool(spec, devices) if devices.workers else spec.build(self.device)
         self.federation = LocalFederation(method, self.server, self.executor)
 

@@ -102,10 +102,10 @@ class FederatedImages:
 
 
 def _notes_on(steps: Sequence[Step], device: torch.device) -> list[dict[str, Any]]:
-    """The notes of all steps with their tensors on the device, one copy for each name."""
+    """The notes of all steps with their tensors on the device, one copy for each name and type."""
     notes: list[dict[str, Any]] = [dict(step.note) for step in steps]
-    for key in {k for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
-        owners = [note for note in notes if isinstance(note.get(key), Tensor)]
+    for key, dtype in {(k, v.dtype) for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
+        owners = [note for note in notes if getattr(note.get(key), "dtype", None) == dtype]
         joined = to_device(torch.cat([note[key].detach().flatten() for note in owners]), device)
         for note, part in zip(owners, joined.split([note[key].numel() for note in owners]), strict=True):
             note[key] = part.reshape(note[key].shape)

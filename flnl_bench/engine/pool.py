@@ -31,7 +31,7 @@ from flnl_bench import plugin_files
 from flnl_bench.api import Weights
 from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Reply, WorkerSpec
 from flnl_bench.engine.contract import check_task
-from flnl_bench.engine.devices import Devices, placed, to_cpu
+from flnl_bench.engine.devices import Devices, placed, sent, to_cpu
 from flnl_bench.engine.images import RESIDENT_BYTES
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import alive, start_worker
@@ -93,7 +93,7 @@ class ProcessPool:
 
     def _sendable(self, call: Call) -> Call:
         check_task(self.method, call.task)
-        return replace(call, inbox=to_cpu(call.inbox))
+        return replace(call, inbox=sent(call.inbox))  # now: the next call may write to the same tensor
 
     def _answers(self, weights: Weights, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Answers in the order of the calls, each given to the next worker that is free."""

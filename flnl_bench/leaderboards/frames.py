@@ -150,9 +150,10 @@ def leaderboard(
         raise BadInput(f"there is no finished run {where}")
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
     names = {what: _names(given) for what, given in {**only, "method": methods}.items()}
-    numbers = [plain(seed) for seed in ([seeds] if isinstance(seeds, int) else seeds or ())]
-    require(all(type(seed) is int for seed in numbers), "seeds", repr(numbers), "whole numbers")
-    wanted: dict[str, Sequence[str | int]] = {**names, "seed": numbers}
+    seeds = () if seeds is None else plain(seeds)
+    several = [plain(seed) for seed in ([seeds] if isinstance(seeds, int | float) else seeds)]
+    require(all(type(seed) is int for seed in several), "seeds", repr(several), "whole numbers")
+    wanted: dict[str, Sequence[str | int]] = {**names, "seed": several}
     return make_leaderboard(found, metric, only=wanted, against=against, paper=paper)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flnl_bench.api import Client, Method, Model, State, Step, Update, Weights
-from flnl_bench.config import Training
+from flnl_bench.config import Training, sampled_clients
 from flnl_bench.data import Dataset, LoadProgress
 from flnl_bench.engine.client import Call, Reply
 from flnl_bench.engine.devices import Devices, check_precision, choose_devices
@@ -74,7 +74,7 @@ class Centralised(Method):
 
 def centralise(scenario: Scenario, training: Training) -> tuple[Scenario, Training]:
     """The same images with the same labels at one client, in batches of all called clients together."""
-    sampled = max(1, int(training.fraction * training.clients + 1e-9))
+    sampled = sampled_clients(training.fraction, training.clients)
     rows = np.sort(np.concatenate(scenario.clients))
     alone = dataclasses.replace(
         scenario, clients=(rows,), kinds=("all",), nominal=np.array([scenario.overall])

@@ -131,11 +131,11 @@ def _matrices(one: Federation, chosen: int | Sequence[int]) -> list[tuple[tuple[
     if one.transitions is None:
         raise BadInput(f"the true labels of {one.parts[0]} are not known, so there are no transitions")
     clients = len(one.transitions)
-    chosen = [chosen] if isinstance(chosen, int) else chosen
-    for k in chosen:
+    several = np.atleast_1d(np.asarray(chosen, dtype=int)).tolist()
+    for k in several:
         require(0 <= k < clients, "client", k, f"a number from 0 to {clients - 1}")
-    if chosen:
-        return [((*one.parts, f"client {k} ({one.kinds[k]})"), one.transitions[k]) for k in chosen]
+    if several:
+        return [((*one.parts, f"client {k} ({one.kinds[k]})"), one.transitions[k]) for k in several]
     kinds = sorted(set(one.kinds))
     groups = {f"all {clients} clients": np.arange(clients)}
     for kind in kinds if len(kinds) > 1 else ():

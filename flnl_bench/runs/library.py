@@ -144,7 +144,8 @@ def run_seeds(
         options: whatever else `run` takes.
     """
     require("seed" not in options, "seed", options.get("seed"), "left out where seeds are given")
-    several = list(seeds) if isinstance(seeds, Iterable) else []
+    is_list = isinstance(seeds, Iterable) and getattr(seeds, "ndim", 1) > 0
+    several = [check_seed(seed) for seed in seeds] if is_list else []
     fits = 0 < len(several) == len({*several})
     require(fits, "seeds", repr(seeds), "a list of whole numbers, none of them twice")
     results = []
@@ -241,7 +242,7 @@ def what_is_found(run: Run) -> list[str]:
 def _request(given: dict[str, Any]) -> Request:
     """Flat options, as a user gives them, as a request."""
     for name in given.keys() - OPTIONS:
-        raise unknown("option", name, OPTIONS | {"seed", "seeds", "fresh", "progress"})
+        raise unknown("option", name, OPTIONS | {"seed", "fresh", "progress"})
     require(isinstance(given.get("method"), str), "method", repr(given.get("method")), "a name")
     check_source(given)
     check_kinds(given)

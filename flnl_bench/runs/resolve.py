@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,8 +178,10 @@ def prepare(request: Request, registry: Registry | None = None, progress: LoadPr
         check_dataset(given, dataset)
     scenario = given or federate(request, config, dataset)
     changed = changed_values(config.method, config.dataset, request.preset, config.hyperparameters, registry)
-    busy = sampled_clients(config.training.fraction, len(scenario.clients))
-    devices = choose_devices(request.device, request.devices, request.workers, busy)
+    clients = len(scenario.clients)
+    # Some methods visit all clients at once: there, more workers than a round has clients have work.
+    most = min(clients, max(sampled_clients(config.training.fraction, clients), os.cpu_count() or 1))
+    devices = choose_devices(request.device, request.devices, request.workers, most)
     return Run(
         config,
         method,

@@ -20,12 +20,14 @@ from flnl_bench.api import Method, Weights, network_weights
 from flnl_bench.config import RunConfig
 from flnl_bench.data import Augmentation, Dataset
 from flnl_bench.engine.client import EVALUATION_BATCH
+from flnl_bench.engine.devices import CPU, seeded
 from flnl_bench.engine.views import Views, draw_view
 from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.files import replace_file
 from flnl_bench.models import make_network
 from flnl_bench.recorder.record import read_config
 from flnl_bench.registry import default_registry
+from flnl_bench.streams import seed_of
 
 if TYPE_CHECKING:
     from flnl_bench.runs.tracking import Tell
@@ -176,7 +178,7 @@ def _network(config: RunConfig, method: Method, channels: int, classes: int, wei
         training = config.training
         return make_network(training.model, channels=channels, classes=classes, norm=training.norm)
 
-    with torch.random.fork_rng(devices=[]):
+    with seeded(seed_of(config.seed, "initial weights"), CPU):  # for what is built and not saved
         network = method.build(new_net).requires_grad_(False).eval()
     odd = set(weights) - set(network_weights(network))
     if odd:

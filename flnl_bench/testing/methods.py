@@ -108,13 +108,13 @@ class _Isolated:
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Train each client with a new method and a new model."""
         for call in calls:
-            yield _sent(self._copy().train_client(*_sent((weights, call))))
+            yield from _sent(list(self._copy().train(*_sent((weights, [call])))))
 
     def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Visit each client with a new method and a new model."""
         for call in calls:
             check_task(self.worker.method.name, call.task)
-            yield _sent(self._copy().visit_client(*_sent((weights, call))))
+            yield from _sent(list(self._copy().visit(*_sent((weights, [call])))))
 
     def _copy(self) -> ClientWorker:
         names = ("method", "terms", "model")

@@ -62,7 +62,8 @@ CHECKS: dict[str, Sequence[Check]] = {
         Check(
             methods.check_deterministic,
             "a result that cannot be repeated cannot be compared",
-            "draws from random or NumPy itself; use client.rng, or server.stream(name) on the server",
+            "draws from random or NumPy itself, or from torch in predict; use client.rng, or "
+            "server.stream(name) on the server",
             PLAYS,
         ),
         Check(
