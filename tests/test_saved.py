@@ -43,6 +43,42 @@ def test_a_loaded_model_has_the_accuracy_of_its_round(tmp_path, method):
         assert (model.config.method, len(model.classes)) == (method, 10)
 
 
+SHUFFLED = """
+import torch
+from torch import nn
+from flnl_bench import ModelKind, hookimpl
+
+class Shuffled(nn.Module):
+    feature_size = 64
+
+    def __init__(self, channels):
+        super().__init__()
+        self.register_buffer("places", torch.randperm(64 * channels))
+        self.hidden = nn.Linear(64 * channels, 64)
+
+    def forward(self, x):
+        return self.hidden(x.flatten(1)[:, self.places]).relu()
+
+def build(channels, norm):
+    return Shuffled(channels)
+
+@hookimpl
+def flnl_register_models():
+    return [ModelKind("shuffled", "pixels in an order that was drawn", build)]
+"""
+
+
+def test_a_table_of_whole_numbers_that_was_drawn_is_drawn_again(tmp_path, monkeypatch):
+    (tmp_path / "shuffled.py").write_text(SHUFFLED)
+    monkeypatch.setenv("FLNL_PLUGINS", str(tmp_path / "shuffled.py"))
+    options = ["--model", "shuffled", "--rounds", 8, "--epochs", 5, "--lr", 0.1, "--save-model", "--json"]
+    run_dir = flnl(*tiny(tmp_path / "runs", *options, setting="clean")).json["run_dir"]
+    digits = load_dataset("digits")
+    right = (fb.load_model(run_dir, "final").predict(digits.test_x) == digits.test_y).mean()
+    assert right > 0.3  # with other places it is a guess
+    assert 100 * right == pytest.approx(rounds_of(run_dir)[-1]["accuracy"], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("images", "found"),
     [
