@@ -240,7 +240,7 @@ def two_gaussians(
     from sklearn.mixture import GaussianMixture
 
     options = {"max_iter": max_iter, "tol": tol, "reg_covar": reg_covar, "covariance_type": covariance}
-    fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # of larger seeds it wants nothing
+    fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # it takes no larger seeds
     count_work(mixtures=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping at max_iter is what the papers do
