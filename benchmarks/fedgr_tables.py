@@ -10,7 +10,7 @@ import pandas as pd
 
 import flnl_bench as fb
 from flnl_bench.leaderboards.classes import class_recall
-from flnl_bench.recorder.transfer import import_runs
+from flnl_bench.results.archive import import_runs
 
 METHODS = ("fedavg", "fedavg/strong", "fedgr", "fedgr/released")
 SETTINGS = ("sym-0.6", "sym-1.0", "asym-1.0", "mixed-1.0")

@@ -33,20 +33,21 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.errors import MissingData as MissingData
     from flnl_bench.errors import bounded as bounded
     from flnl_bench.errors import require as require
-    from flnl_bench.leaderboards.frames import Results as Results
-    from flnl_bench.leaderboards.frames import leaderboard as leaderboard
-    from flnl_bench.leaderboards.frames import load_results as load_results
     from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
+    from flnl_bench.leaderboards.pandas_api import Results as Results
+    from flnl_bench.leaderboards.pandas_api import leaderboard as leaderboard
+    from flnl_bench.leaderboards.pandas_api import load_results as load_results
+    from flnl_bench.methods import load_plugin as load_plugin
     from flnl_bench.models import ModelKind as ModelKind
     from flnl_bench.plugin_files import API_VERSION as API_VERSION
-    from flnl_bench.registry import load_plugin as load_plugin
+    from flnl_bench.registry import hookimpl as hookimpl
     from flnl_bench.report.site import write_report as write_report
-    from flnl_bench.runs.library import make_scenario as make_scenario
-    from flnl_bench.runs.library import run as run
-    from flnl_bench.runs.library import run_seeds as run_seeds
-    from flnl_bench.runs.result import RunResult as RunResult
-    from flnl_bench.runs.saved import SavedModel as SavedModel
-    from flnl_bench.runs.saved import load_model as load_model
+    from flnl_bench.running.api import make_scenario as make_scenario
+    from flnl_bench.running.api import run as run
+    from flnl_bench.running.api import run_seeds as run_seeds
+    from flnl_bench.running.result import RunResult as RunResult
+    from flnl_bench.running.saved import SavedModel as SavedModel
+    from flnl_bench.running.saved import load_model as load_model
     from flnl_bench.scenario import NoiseKind as NoiseKind
     from flnl_bench.scenario import NoisyClient as NoisyClient
     from flnl_bench.scenario import Option as Option
@@ -54,9 +55,8 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.scenario import PartitionKind as PartitionKind
     from flnl_bench.scenario import Scenario as Scenario
     from flnl_bench.scenario import Setting as Setting
-    from flnl_bench.suite.library import SuiteResult as SuiteResult
-    from flnl_bench.suite.library import run_suite as run_suite
-    from flnl_bench.tables import hookimpl as hookimpl
+    from flnl_bench.suite.api import SuiteResult as SuiteResult
+    from flnl_bench.suite.api import run_suite as run_suite
     from flnl_bench.trackers import TrackedRun as TrackedRun
     from flnl_bench.trackers import Tracker as Tracker
 
@@ -82,15 +82,15 @@ _NAMES = {
     ),
     "flnl_bench.data": ("Augmentation", "Dataset", "DatasetKind"),
     "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "bounded", "require"),
-    "flnl_bench.leaderboards.frames": ("Results", "leaderboard", "load_results"),
+    "flnl_bench.leaderboards.pandas_api": ("Results", "leaderboard", "load_results"),
     "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
     "flnl_bench.models": ("ModelKind",),
     "flnl_bench.plugin_files": ("API_VERSION",),
-    "flnl_bench.registry": ("load_plugin",),
+    "flnl_bench.methods": ("load_plugin",),
     "flnl_bench.report.site": ("write_report",),
-    "flnl_bench.runs.library": ("make_scenario", "run", "run_seeds"),
-    "flnl_bench.runs.result": ("RunResult",),
-    "flnl_bench.runs.saved": ("SavedModel", "load_model"),
+    "flnl_bench.running.api": ("make_scenario", "run", "run_seeds"),
+    "flnl_bench.running.result": ("RunResult",),
+    "flnl_bench.running.saved": ("SavedModel", "load_model"),
     "flnl_bench.scenario": (
         "NoiseKind",
         "NoisyClient",
@@ -100,8 +100,8 @@ _NAMES = {
         "Scenario",
         "Setting",
     ),
-    "flnl_bench.suite.library": ("SuiteResult", "run_suite"),
-    "flnl_bench.tables": ("hookimpl",),
+    "flnl_bench.suite.api": ("SuiteResult", "run_suite"),
+    "flnl_bench.registry": ("hookimpl",),
     "flnl_bench.trackers": ("TrackedRun", "Tracker"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flnl_bench.config import sampled_clients
 from flnl_bench.numerics import average
-from flnl_bench.streams import stream
+from flnl_bench.random_streams import stream
 
 Model = Any  # an nn.Module: a Network (with `features` and `both`), or what Method.build makes of some
 Weights = dict[str, Tensor]  # parameters and buffers by name

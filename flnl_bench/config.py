@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from flnl_bench.atomic_files import path_part
 from flnl_bench.errors import BadInput, require, unknown
-from flnl_bench.files import path_part
 
 # Raised whenever a change makes the same configuration give other numbers.
 NUMBERS_VERSION = 1

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flnl_bench.engine.ledger import count_work as count_work  # for methods
 from flnl_bench.errors import BadInput
-from flnl_bench.models.network import count_work as count_work  # for methods
 
 if TYPE_CHECKING:
     from flnl_bench.api import Server, Step, Terms, Update

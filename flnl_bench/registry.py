@@ -1,263 +1,339 @@
-"""The methods that plugins offer: their names, variants and hyper-parameters, and what else plugins add."""
+"""Tables of kinds: the built-in entries by name, and what plugins add to them through pluggy hooks.
+
+A plugin that fails to import, and an entry that cannot be used or has a name that is taken, is reported
+by name and skipped; it never takes the program down. Plugins are imported when a name is asked for that
+is not built in, in whatever process asks, so that worker processes find the same entries.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import functools
-import math
+import importlib.util
 import os
 import re
-import types
-import typing
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pluggy
 
 from flnl_bench import plugin_files
-from flnl_bench.errors import BadInput, nearest, one_line, unknown
-from flnl_bench.tables import METHODS_HOOK, Plugins, Source, Table, installed, use_plugin_files
+from flnl_bench.errors import BadInput, BrokenContract, MissingData, one_line, place_in, unknown
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
+    from flnl_bench.data import DatasetKind
+    from flnl_bench.models import ModelKind
+    from flnl_bench.scenario import NoiseKind, PartitionKind
+    from flnl_bench.trackers import Tracker
 
-TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")  # as written after --set key=
+GROUP = "flnl_bench"
+OWN = "flnl-bench"  # this project's distribution, and where built-in entries come from
+METHODS_HOOK = "flnl_register_methods"
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+E = TypeVar("E")
 
-KINDS = "int, float, bool, str, Literal[...] or one of them | None"  # what a hyper-parameter may be
+
+class Hooks:
+    """The hooks that a plugin may implement."""
+
+    @hookspec
+    def flnl_register_methods(self) -> list[type[Method]]:
+        """Return the method classes that this plugin adds."""
+        return []
+
+    @hookspec
+    def flnl_register_noises(self) -> list[NoiseKind]:
+        """Return the kinds of label noise that this plugin adds."""
+        return []
+
+    @hookspec
+    def flnl_register_partitions(self) -> list[PartitionKind]:
+        """Return the kinds of partitions that this plugin adds."""
+        return []
+
+    @hookspec
+    def flnl_register_datasets(self) -> list[DatasetKind]:
+        """Return the data sets that this plugin adds."""
+        return []
+
+    @hookspec
+    def flnl_register_models(self) -> list[ModelKind]:
+        """Return the networks that this plugin adds."""
+        return []
+
+    @hookspec
+    def flnl_register_trackers(self) -> list[type[Tracker]]:
+        """Return the tracker classes that this plugin adds."""
+        return []
 
 
-def check_method(cls: Any) -> None:
-    """Refuse what is not a method class that can be listed, set and run."""
-    from flnl_bench.api import Method
+HOOKS = [name for name in vars(Hooks) if name.startswith("flnl_register_")]
 
-    is_method = isinstance(cls, type) and issubclass(cls, Method)
-    if not (is_method and isinstance(getattr(cls, "name", None), str)):
-        raise BadInput(f"{cls!r} is not a Method class with a name")
+# What a plugin file without hooks offers: subclasses and instances of these that are defined there. If the
+# module of one is not loaded, the file cannot have any.
+CLASSES = {
+    METHODS_HOOK: ("flnl_bench.api", "Method"),
+    "flnl_register_trackers": ("flnl_bench.trackers", "Tracker"),
+}
+INSTANCES = {
+    "flnl_register_noises": ("flnl_bench.scenario", "NoiseKind"),
+    "flnl_register_partitions": ("flnl_bench.scenario", "PartitionKind"),
+    "flnl_register_datasets": ("flnl_bench.data", "DatasetKind"),
+    "flnl_register_models": ("flnl_bench.models", "ModelKind"),
+}
+
+
+class Registry(dict[str, E]):
+    """The built-in entries of one kind by name; `find`, `match` and `complete` see those of plugins too."""
+
+    def __init__(
+        self, what: str, hook: str, check: Callable[[Any], None], entries: Iterable[Any] = ()
+    ) -> None:
+        """Build a table.
+
+        Args:
+            what: one entry in a word or two, for messages.
+            hook: by which plugins add to it.
+            check: raises BadInput for what cannot be an entry.
+            entries: those that are built in; each has a `name`.
+        """
+        super().__init__((entry.name, entry) for entry in entries)
+        self.what, self.hook, self.check = what, hook, check
+        self.origin = dict.fromkeys(self, OWN)  # entry → plugin
+
+    def add(self, plugin: str, entry: Any) -> str | None:
+        """Take an entry of a plugin, or say why not."""
+        try:
+            self.check(entry)
+            if entry.name in self:
+                owner = self.origin[entry.name]
+                raise BadInput(f"{self.what} {entry.name!r} is already there (from {owner!r})")
+        except BadInput as error:
+            return f"plugin {plugin!r}: {error}; skipped"
+        self[entry.name] = entry
+        self.origin[entry.name] = plugin
+        return None
+
+    def complete(self) -> Registry[E]:
+        """This table with the entries of all installed plugins."""
+        return installed().complete(self)
+
+    def find(self, name: str) -> E:
+        """The entry of this name; plugins are asked only if it is not built in."""
+        entry = self.get(name) or self.complete().get(name)
+        if entry is None:
+            raise unknown(self.what, name, self.complete())
+        return entry
+
+    def match(self, text: str) -> tuple[E, str | None] | None:
+        """The entry with the longest name that begins `text`, and what follows the dash after it."""
+        found = self._longest(text)
+        if found is None or (found[1] or "")[:1].isalpha():  # perhaps a longer name, of a plugin
+            found = self.complete()._longest(text)
+        return found
+
+    def _longest(self, text: str) -> tuple[E, str | None] | None:
+        names = [name for name in self if text == name or text.startswith(f"{name}-")]
+        if not names:
+            return None
+        name = max(names, key=len)
+        return self[name], None if text == name else text[len(name) + 1 :]
+
+
+def check_entry(kind: type[Any], entry: Any, numbers: bool = True) -> None:
+    """Refuse what is no `kind` with a help line and a name; names of kinds that take numbers have none."""
+    if not isinstance(entry, kind):
+        raise BadInput(f"{entry!r} is not a {kind.__name__}")
+    check_name(kind.__name__, entry.name, entry.help, numbers)
+
+
+def check_name(kind: str, name: object, help: object, numbers: bool = True) -> None:
+    """Refuse a name that is not made of words, and a missing help line."""
+    word = "[a-z0-9]+" if numbers else "[a-z][a-z0-9]*"
+    if not isinstance(name, str) or not re.fullmatch(rf"[a-z][a-z0-9]*(-{word})*", name):
+        rule = "lower-case words joined by dashes" + ("" if numbers else ", each beginning with a letter")
+        raise BadInput(f"{kind} {name!r}: its name is not {rule}")
+    if not isinstance(help, str) or not help:
+        raise BadInput(f"{kind} {name!r} has no help line")
+
+
+def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function of an entry gives; an error that it did not mean for users names it and the line."""
     try:
-        check_class(cls)
-    except Exception as error:  # also from the class's own code
-        why = str(error) if isinstance(error, BadInput) else one_line(error)
-        raise BadInput(f"class {cls.__name__}: {why}") from None
+        return function(*arguments)
+    except (BadInput, MissingData, BrokenContract):
+        raise
+    except OSError as error:
+        if error.filename:  # what could not be read is told by its name
+            raise
+        raise BadInput(f"{what}: {one_line(error)}") from error
+    except Exception as error:
+        home = getattr(getattr(function, "__code__", None), "co_filename", "")
+        place = place_in(traceback.format_exc(), home)
+        raise BrokenContract(f"{what}: {one_line(error)} ({place})") from error
 
 
-def _no_methods() -> Table[type[Method]]:
-    return Table("method", METHODS_HOOK, check_method)
+@dataclass(frozen=True)
+class Source:
+    """Where a plugin comes from."""
+
+    owner: str  # its distribution, or "file"
+    version: str
+    where: str  # its module or file
+    load: Callable[[], object]
+    file: Path | None = None
 
 
-@dataclass
-class Registry:
-    """The methods found, and what else there is to say about plugins."""
+class Plugins:
+    """The plugins of a process: each is imported when it is first asked, in a net of its own."""
 
-    methods: Table[type[Method]] = field(default_factory=_no_methods)
-    plugins: dict[str, str] = field(default_factory=dict)  # plugin → distribution
-    problems: list[str] = field(default_factory=list)
-    tables: dict[str, Table[Any]] = field(default_factory=dict)  # of all kinds, methods too, with all entries
-    sources: Mapping[str, Source] = field(default_factory=dict)  # of all plugins, also of those that failed
-    failed: Mapping[str, str] = field(default_factory=dict)  # plugin → why it could not be loaded
+    def __init__(self, files: Iterable[Path] = ()) -> None:
+        """Look for entry points, then for files; this project comes first, so that nobody takes a name."""
+        found = [(entry.dist.name if entry.dist else "?", entry) for entry in entry_points(group=GROUP)]
+        self.found: dict[str, Source] = {}  # by the name of the plugin
+        for owner, entry in sorted(found, key=lambda pair: pair[0] != OWN):
+            name = f"{owner}:{entry.name}" if entry.name in self.found else entry.name
+            version = getattr(entry.dist, "version", "?")
+            self.found[name] = Source(owner, version, entry.value, functools.partial(_loaded, entry))
+        for file in files:
+            name = f"file:{file.stem}" if file.stem in self.found else file.stem
+            name = str(file) if name in self.found else name
+            load = functools.partial(plugin_files.import_file, file)
+            self.found[name] = Source("file", "", str(file), load, file)
+        self.loaded: dict[str, dict[str, list[Any]]] = {}  # plugin → hook → what it offers
+        self.tables: dict[str, Registry] = {}  # hook → complete table
+        self.problems: list[str] = []
+        self.failed: dict[str, str] = {}  # why a plugin could not be loaded
 
     @property
-    def origin(self) -> dict[str, str]:
-        """The plugin of each method."""
-        return self.methods.origin
+    def owners(self) -> dict[str, str]:
+        """The distribution of each plugin that could be loaded."""
+        return {plugin: self.found[plugin].owner for plugin, offers in self.loaded.items() if offers}
 
-    def add(self, plugin: str, cls: type[Method]) -> None:
-        """Register one class of a plugin, or note why not."""
-        if problem := self.methods.add(plugin, cls):
-            self.problems.append(problem)
+    def complete(self, table: Registry[E]) -> Registry[E]:
+        """A table with what all plugins add to it."""
+        if table.hook not in self.tables:
+            full = self.tables[table.hook] = Registry(table.what, table.hook, table.check, table.values())
+            for plugin, source in self.found.items():
+                # This project's other kinds are built in, and its methods take seconds to import.
+                if source.owner != OWN or table.hook == METHODS_HOOK:
+                    told = [full.add(plugin, entry) for entry in self.offers(plugin).get(table.hook, ())]
+                    self.problems += filter(None, told)
+        return self.tables[table.hook]
 
-    def names(self) -> list[str]:
-        """All methods and variants."""
-        return [name for m, cls in self.methods.items() for name in (m, *(f"{m}/{v}" for v in cls.variants))]
+    def offers(self, plugin: str) -> dict[str, list[Any]]:
+        """What a plugin adds, by hook; nothing if it cannot be loaded."""
+        if plugin not in self.loaded:
+            source = self.found[plugin]
+            try:
+                offered = self.loaded[plugin] = _offered(source.load(), bare=source.file is not None)
+                if not any(offered.values()) and source.owner != OWN:
+                    missing = (
+                        "nothing that flnl-bench knows is in it" if source.file else "is @hookimpl missing?"
+                    )
+                    self.problems.append(f"plugin {plugin!r} ({source.where}) offers nothing ({missing})")
+            except (Exception, SystemExit) as error:
+                self.loaded[plugin] = {}
+                self.failed[plugin] = _why(error, source)
+                self.problems.append(f"plugin {plugin!r} ({source.where}): {self.failed[plugin]}; skipped")
+        return self.loaded[plugin]
 
-    def method_class(self, name: str) -> type[Method]:
-        """The class behind the name of a method or variant."""
-        base, slash, variant = name.partition("/")
-        cls = self.methods.get(base)
-        if cls is None or (slash and variant not in cls.variants):
-            raise unknown("method", name, self.names())
-        return cls
-
-    def make(self, name: str, preset: Mapping[str, Any], changes: Mapping[str, str]) -> Method:
-        """A method with its preset values, its variant's values and the user's `key=value` changes."""
-        cls = self.method_class(name)
-        kinds = hyperparameters(cls)
-        for key in preset:
-            if key not in kinds:
-                raise unknown(f"hyper-parameter of {cls.name}", key, kinds, "the preset")
-        variant = cls.variants.get(name.partition("/")[2], {})
-        try:
-            return cls(**{**preset, **variant, **self.parse(name, changes)})
-        except BadInput:
-            raise
-        except (AssertionError, TypeError, ValueError) as error:  # from its __post_init__
-            raise BadInput(f"{name}: {one_line(error)}") from None
-
-    def parse(self, name: str, changes: Mapping[str, str], where: str = "--set ") -> dict[str, Any]:
-        """The values of changed hyper-parameters from their texts; errors say `where` they are written."""
-        cls = self.method_class(name)
-        kinds = hyperparameters(cls)
-        for key in changes:
-            if key not in kinds:
-                raise _unknown_key(cls.name, where + key, key, kinds)
-        return {key: parse_value(where + key, text, kinds[key]) for key, text in changes.items()}
+    def file_digest(self, hook: str, name: str) -> tuple[str, str] | None:
+        """The name and the digest of the plugin file that an entry comes from; None if it is from none."""
+        plugin = self.tables[hook].origin.get(name, OWN) if hook in self.tables else OWN
+        source = self.found.get(plugin)
+        digest = plugin_files.loaded_digest(source.file) if source and source.file else None
+        return (plugin, digest) if digest else None
 
 
-def load_registry(plugins: Plugins | None = None) -> Registry:
-    """Everything that the plugins add, by default those that are installed now."""
-    from flnl_bench.data import DATASETS
-    from flnl_bench.models import MODELS
-    from flnl_bench.scenario import NOISES, PARTITIONS
-    from flnl_bench.trackers import TRACKERS
+def _loaded(entry: EntryPoint) -> object:
+    """An installed plugin, if it was written for this version of the API."""
+    try:
+        plugin = entry.load()
+    except Exception:
+        # It may have failed because it asked for something newer; that says more than an ImportError.
+        if content := _content(entry):
+            plugin_files.check_api(plugin_files.wanted_api(content, entry.value))
+        raise
+    plugin_files.check_api(getattr(plugin, plugin_files.WANTED, 1))
+    return plugin
 
-    plugins = plugins or Plugins()
-    methods = plugins.complete(_no_methods())
-    others: dict[str, Table[Any]] = {
-        "datasets": DATASETS,
-        "noises": NOISES,
-        "partitions": PARTITIONS,
-        "models": MODELS,
-        "trackers": TRACKERS,
+
+def _content(entry: EntryPoint) -> bytes | None:
+    """The source of an entry point's module, if it can be had without running it."""
+    try:
+        spec = importlib.util.find_spec(entry.value.partition(":")[0])
+        content = Path(spec.origin).read_bytes() if spec and spec.origin else None
+        return content if content and compile(content, "", "exec", dont_inherit=True) else None
+    except Exception:
+        return None
+
+
+def _offered(plugin: object, bare: bool = False) -> dict[str, list[Any]]:
+    """Ask one plugin for its entries, in a manager of its own: no plugin can spoil another."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Hooks)
+    manager.register(plugin)
+    manager.check_pending()
+    if bare and not manager.get_hookcallers(plugin):
+        return _defined(vars(plugin))
+    return {
+        hook: [e for answer in getattr(manager.hook, hook)() for e in _entries(hook, answer)]
+        for hook in HOOKS
     }
-    tables = {"methods": methods, **{kind: plugins.complete(table) for kind, table in others.items()}}
-    found = plugins.found, plugins.failed
-    return Registry(methods, plugins.owners, plugins.problems, tables, *found)
 
 
-def default_registry() -> Registry:
-    """The registry of this process."""
-    return _registry_of(installed())
+def _entries(hook: str, answer: object) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(answer, list | tuple):
+        raise BadInput(f"{hook} must return a list, not {answer!r}")
+    return answer
+
+
+def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
+    """The entries that a module without hooks defines; a class without a name may be a base of others."""
+    values = list({id(value): value for key, value in names.items() if key[0] != "_"}.values())
+    offered: dict[str, list[Any]] = {}
+    for hook, (module, kind) in (CLASSES | INSTANCES).items():
+        base = getattr(sys.modules.get(module), kind, ())
+        if hook in INSTANCES:
+            offered[hook] = [value for value in values if isinstance(value, base)]
+            continue
+        own = [v for v in values if isinstance(v, type) and v.__module__ == names["__name__"]]
+        found = [cls for cls in own if issubclass(cls, base)]
+        parents = {parent for cls in found for parent in cls.__mro__[1:]}
+        offered[hook] = [cls for cls in found if hasattr(cls, "name") or cls not in parents]
+    return offered
+
+
+def _why(error: BaseException, source: Source) -> str:
+    """What is wrong with a plugin that could not be loaded, in one line; with the line of a file."""
+    if isinstance(error, BadInput):
+        return str(error)
+    if isinstance(error, pluggy.PluginValidationError):  # says why in its last line
+        return f"{type(error).__name__}: {'; '.join(str(error).splitlines()[1:]) or error}"
+    if source.file and not isinstance(error, SyntaxError | OSError):
+        frames = "".join(traceback.format_exception(error))
+        return f"{one_line(error)} ({place_in(frames, str(source.file))})"
+    return one_line(error)
+
+
+def installed() -> Plugins:
+    """The plugins of this process: installed ones, and files."""
+    return _installed(os.environ.get(plugin_files.VARIABLE, ""))
 
 
 @functools.lru_cache(maxsize=1)
-def _registry_of(plugins: Plugins) -> Registry:
-    return load_registry(plugins)
+def _installed(variable: str) -> Plugins:
+    return Plugins(plugin_files.files_in_use())
 
 
-def load_plugin(file: str | os.PathLike[str]) -> None:
-    """Use what a Python file adds, in this process and in those that it starts; read anew if it has changed.
-
-    Args:
-        file: defines methods, or other kinds, or implements the hooks of a plugin. One that cannot be read is
-            refused and forgotten; of entries that cannot be used, a warning tells.
-    """
-    before = os.environ.get(plugin_files.VARIABLE, "")
-    use_plugin_files([Path(file)])
-    registry, place = default_registry(), Path(file).expanduser().absolute()
-    plugin = next(name for name, source in registry.sources.items() if source.file == place)
-    if plugin in registry.failed:
-        os.environ[plugin_files.VARIABLE] = before
-        raise BadInput(f"plugin {place}: {registry.failed[plugin]}")
-    for problem in registry.problems:
-        if problem.startswith(f"plugin {plugin!r}"):
-            warnings.warn(problem, stacklevel=2)
-
-
-# -- hyper-parameters on the command line -----------------------------------------------------------
-def hyperparameters(cls: type[Method]) -> dict[str, Any]:
-    """The type of each hyper-parameter of a method."""
-    hints = _hints(cls)  # type: ignore[arg-type]
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-
-
-@functools.cache  # a suite asks thousands of times
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def values_of(method: Method) -> dict[str, Any]:
-    """The value of each hyper-parameter."""
-    return dataclasses.asdict(method)  # type: ignore[call-overload]
-
-
-def kind_name(kind: Any) -> str:
-    """A type as it is written."""
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def check_class(cls: type[Method]) -> None:
-    """Refuse a class whose names, hyper-parameters or variants cannot be used."""
-    for name in (cls.name, *cls.variants):
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise BadInput(f"{name!r} is not lower-case words joined by dashes")
-    check_hooks(cls)
-    kinds = hyperparameters(cls)
-    if "version" in kinds:
-        raise BadInput("version is not a hyper-parameter: write it without a type, as in version = 2")
-    if type(cls.version) is not int or cls.version < 1:
-        raise BadInput(f"version is {cls.version!r}, but must be a whole number from 1")
-    defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key, kind in kinds.items():
-        if not (_base(kind) in (int, float, bool, str) or typing.get_origin(_base(kind)) is Literal):
-            raise BadInput(f"hyper-parameter {key!r} is annotated {kind_name(kind)}, but may be {KINDS}")
-        if defaults[key] is dataclasses.MISSING:
-            raise BadInput(f"hyper-parameter {key!r} has no default")
-    variants = {f"variant {variant!r}": values for variant, values in cls.variants.items()}
-    for where, values in {"its defaults": defaults, **variants}.items():
-        for key, value in values.items():
-            if key not in kinds:
-                raise unknown("hyper-parameter", key, kinds, where)
-            if not _fits(value, kinds[key]):
-                raise BadInput(f"{key} is {value!r} in {where}, but must be {kind_name(kinds[key])}")
-        cls(**values)
-
-
-def check_hooks(cls: type[Method]) -> None:
-    """Refuse a function whose name is nearly that of a hook: it would never be called."""
-    from flnl_bench.api import Method
-
-    hooks = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
-    for parent in cls.__mro__[: cls.__mro__.index(Method)]:
-        for name, value in vars(parent).items():
-            near = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
-            # A name that has a whole hook in it, as `_loss` and `resample` have, is no slip.
-            if isinstance(value, types.FunctionType) and near and near[0] not in name:
-                raise BadInput(f"{name!r} is no hook; did you mean {near[0]!r}? If not, call it otherwise")
-
-
-def _base(kind: Any) -> Any:
-    """X of `X | None`; any other type itself."""
-    options = [option for option in typing.get_args(kind) if option is not type(None)]
-    return options[0] if typing.get_origin(kind) in (Union, types.UnionType) and len(options) == 1 else kind
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; a whole number is a number."""
-    base = _base(kind)
-    if value is None and base is not kind:
-        return True
-    if typing.get_origin(base) is Literal:
-        return value in typing.get_args(base)
-    return type(value) is base or (base is float and type(value) is int)
-
-
-def _unknown_key(method: str, where: str, key: str, kinds: Mapping[str, Any]) -> BadInput:
-    if not kinds:
-        return BadInput(f"{where}: {method} has no hyper-parameters")
-    told = f"has no such hyper-parameter{nearest(key, kinds)} (it has: {', '.join(sorted(kinds))})"
-    return BadInput(f"{where}: {method} {told}")
-
-
-def parse_value(where: str, text: str, kind: Any) -> Any:
-    """A value of the declared type from its text; `where` it is written is for the error."""
-    base = _base(kind)
-    if base is not kind and text.lower() == "none":
-        return None
-    if typing.get_origin(base) is Literal:
-        allowed = [str(value) for value in typing.get_args(base)]
-        if text not in allowed:
-            raise unknown("value", text, allowed, where)
-        return typing.get_args(base)[allowed.index(text)]
-    if base is bool:
-        if text.lower() not in (*TRUE, *FALSE):
-            raise BadInput(f"{where}={text}: expected true or false")
-        return text.lower() in TRUE
-    what = "a whole number" if base is int else "a number"
-    try:
-        value = base(text)
-    except ValueError:
-        raise BadInput(f"{where}={text}: expected {what}") from None
-    if base in (int, float) and not abs(value) < (2**31 if base is int else math.inf):  # also not a number
-        raise BadInput(f"{where}={text}: expected {what} {'below 2^31' if base is int else 'that is finite'}")
-    return value
+def use_plugin_files(files: Iterable[Path]) -> None:
+    """Add plugin files to this process and those that it starts; they are read when they are asked."""
+    plugin_files.use_files(files)
+    _installed.cache_clear()

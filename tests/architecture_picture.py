@@ -15,7 +15,16 @@ from pathlib import Path
 from test_architecture import MODULES, PLUGINS, ROOT, imported, part
 
 FILE = ROOT / "docs" / "architecture.svg"
-BASE = ("errors", "text", "streams", "processes", "files", "config", "plugin_files", "tables")  # the ground
+BASE = (
+    "errors",
+    "escaping",
+    "random_streams",
+    "processes",
+    "atomic_files",
+    "config",
+    "plugin_files",
+    "registry",
+)  # the ground
 METHODS = "plugins"
 WIDTH, HEIGHT, GAP, FLOOR, MARGIN = 196, 62, 26, 40, 16
 STYLE = """

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flnl_bench.cli import main
-from flnl_bench.registry import default_registry
-from flnl_bench.runs.play import Run
+from flnl_bench.methods import default_methods
+from flnl_bench.running.runner import Run
 
 TINY = ["--rounds", "3", "--clients", "4", "--epochs", "1", "--samples", "200", "--fraction", "0.5"]
 
-if not default_registry().methods:  # a source tree that is not installed has no entry points
+if not default_methods().methods:  # a source tree that is not installed has no entry points
     import flnl_methods
     import flnl_more
 
     for cls in (*flnl_methods.flnl_register_methods(), *flnl_more.flnl_register_methods()):
-        default_registry().add("methods", cls)
+        default_methods().add("methods", cls)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from synthetic_runs import round_row, write_run
 
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.results.run_folder import RunFolder
 
 GIVEN = np.array([0, 1, 1, 0, 2, 2, 0, 1])
 TRUE = np.array([0, 1, 0, 0, 2, 1, 2, 1])  # 2, 5 and 6 are labelled wrongly

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import make_grid
+from flnl_bench.suite.suite_file import read_suite
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "suites"
 GOOD = 'methods = ["fedavg"]\nsettings = ["clean"]\n'

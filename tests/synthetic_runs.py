@@ -7,10 +7,10 @@ import hashlib
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.recorder.record import RunRecord, ScenarioFacts, summarise
-from flnl_bench.registry import default_registry, values_of
-from flnl_bench.runs.presets import load_preset
+from flnl_bench.methods import default_methods, values_of
+from flnl_bench.results.run_folder import RunFolder, run_folder
+from flnl_bench.results.run_record import RunRecord, ScenarioFacts, summarise
+from flnl_bench.running.presets import load_preset
 
 SEEDS = (1, 13, 42)
 preset_of = functools.cache(load_preset)
@@ -86,7 +86,7 @@ def write_run(
 @functools.cache
 def hyperparameters_of(method: str, dataset: str, preset: str) -> dict:
     """What the preset gives to a method; nothing for one that is not installed."""
-    registry = default_registry()
+    registry = default_methods()
     if method not in registry.names():
         return {}
     base = registry.method_class(method).name

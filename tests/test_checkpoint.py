@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from flnl_bench.atomic_files import append, replace_file
 from flnl_bench.engine.checkpoint import Checkpoint, CorruptCheckpoint
 from flnl_bench.engine.devices import placed
 from flnl_bench.errors import BadInput
-from flnl_bench.files import append, replace_file
 
 
 def engine_state(round):

@@ -39,7 +39,7 @@ def test_json_is_one_object_with_the_promised_keys(tmp_path):
 
 
 def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_path, monkeypatch):
-    from flnl_bench.runs import resolve
+    from flnl_bench.running import resolve
 
     load = resolve.load_dataset
 
@@ -55,7 +55,7 @@ def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_pa
 
 
 def test_image_net_weights_are_the_presets_choice_unless_asked_for():
-    from flnl_bench.runs.resolve import Request, configure
+    from flnl_bench.running.resolve import Request, configure
 
     asked = Request("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
     assert configure(asked)[0].training.pretrained

@@ -110,16 +110,16 @@ def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
 
 def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
     from flnl_bench.errors import BadInput
-    from flnl_bench.runs import library
+    from flnl_bench.running import api
 
-    prepare = library.prepare
+    prepare = api.prepare
 
     def fails_on_two(request, **more):
         if request.seed == 2:
             raise BadInput("seed 2 cannot be split")
         return prepare(request, **more)
 
-    monkeypatch.setattr(library, "prepare", fails_on_two)
+    monkeypatch.setattr(api, "prepare", fails_on_two)
     assert refused(*tiny(tmp_path / "out", "--seeds", "1,2")) == "seed 2 cannot be split"
     assert not (tmp_path / "out").exists()
 
@@ -151,9 +151,9 @@ def test_a_corrupt_checkpoint_is_named_with_what_to_do(tmp_path, monkeypatch, fi
 
 
 def test_an_unreadable_plugin_is_a_warning(tmp_path, monkeypatch):
-    from flnl_bench.registry import default_registry
+    from flnl_bench.methods import default_methods
 
-    monkeypatch.setattr(default_registry(), "problems", ["plugin 'broken' (x): ImportError: no x; skipped"])
+    monkeypatch.setattr(default_methods(), "problems", ["plugin 'broken' (x): ImportError: no x; skipped"])
     done = flnl(*tiny(tmp_path))
     assert done.code == 0
     assert done.errors[0] == "flnl-bench: warning: plugin 'broken' (x): ImportError: no x; skipped"

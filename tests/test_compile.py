@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from flnl_bench.methods import default_methods
 from flnl_bench.models import make_network
-from flnl_bench.registry import default_registry
 from flnl_bench.testing import play, toy_engine
 
 METHODS = [
     pytest.param(name, marks=[] if name == "fedgr" else pytest.mark.slow)  # all together a minute
-    for name in default_registry().methods
+    for name in default_methods().methods
 ]
 
 
@@ -54,7 +54,7 @@ def last_loss(method):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loss_of_a_method_is_one_graph_with_the_same_gradients(name):
-    method = default_registry().make(name, {}, {})
+    method = default_methods().make(name, {}, {})
     model, batch, client = last_loss(method)
     model.train()
     state = copy.deepcopy(model.state_dict())
@@ -67,7 +67,7 @@ def test_the_loss_of_a_method_is_one_graph_with_the_same_gradients(name):
 @pytest.mark.slow
 def test_a_compiled_run_gives_nearly_the_same_weights():
     torch._dynamo.reset()
-    method = default_registry().make("fedavg", {}, {})
+    method = default_methods().make("fedavg", {}, {})
     compiled_run, plain = toy_engine(method, compile="default"), toy_engine(method)
     assert play(compiled_run, 1)[0]["forward"] == play(plain, 1)[0]["forward"]
     torch.testing.assert_close(compiled_run.server.weights, plain.server.weights, atol=1e-4, rtol=1e-3)

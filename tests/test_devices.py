@@ -9,7 +9,7 @@ from command_line import flnl, tiny
 from flnl_bench.engine import devices
 from flnl_bench.engine.devices import check_precision, choose_devices
 from flnl_bench.errors import BadInput
-from flnl_bench.runs.resolve import Request, prepare
+from flnl_bench.running.resolve import Request, prepare
 
 CPU = torch.device("cpu")
 

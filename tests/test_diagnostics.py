@@ -9,7 +9,7 @@ import torch
 from known_world import WORLD, world
 
 from flnl_bench import Beliefs
-from flnl_bench.recorder.diagnostics import (
+from flnl_bench.results.diagnostics import (
     PROBED,
     Probe,
     belief_arrays,

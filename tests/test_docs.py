@@ -13,7 +13,7 @@ from command_line import flnl, rounds_of, tiny
 
 from flnl_bench import Method, Update, noisy_clients, numerics
 from flnl_bench.cli import app
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
 from flnl_bench.testing import play, toy_engine
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +81,7 @@ def test_what_methods_share_is_documented_and_no_more():
 
 def test_every_method_has_a_row_with_every_column():
     rows = re.findall(r"^\| `([\w-]+)` \|(.+)\|$", page("methods.md"), re.M)
-    assert sorted(name for name, _ in rows) == sorted(default_registry().methods)
+    assert sorted(name for name, _ in rows) == sorted(default_methods().methods)
     for name, cells in rows:
         assert len([cell for cell in cells.split(" | ") if cell.strip()]) == 5, name
 

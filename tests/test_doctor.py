@@ -10,15 +10,15 @@ import torch
 import worker_targets
 from command_line import flnl
 
-from flnl_bench.doctor import checks, datasets, machine, numbers, probes, speed
-from flnl_bench.doctor.finding import Asked, Finding, isolated
-from flnl_bench.doctor.worlds import make_world, random_images
+from flnl_bench.doctor import checks, datasets, machine, probes, reproducibility, speed
+from flnl_bench.doctor.check_result import Asked, Finding, isolated
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
-from flnl_bench.registry import Registry, default_registry, load_registry
-from flnl_bench.tables import Plugins, Source
+from flnl_bench.methods import Methods, default_methods, load_methods
+from flnl_bench.registry import Plugins, Source
+from flnl_bench.testing.worlds import make_world, random_images
 
-FEDAVG = default_registry().method_class("fedavg")
+FEDAVG = default_methods().method_class("fedavg")
 
 
 class Moody(FEDAVG):
@@ -39,9 +39,9 @@ def asked(tmp_path):
 def small(monkeypatch):
     """Two rounds of FedAvg in one process, no other processes, one tiny rate."""
     alone = Devices(torch.device("cpu"))
-    monkeypatch.setattr(numbers, "METHOD", "fedavg")
-    monkeypatch.setattr(numbers, "ROUNDS", 2)
-    monkeypatch.setattr(numbers, "choose_devices", lambda *_, **__: alone)
+    monkeypatch.setattr(reproducibility, "METHOD", "fedavg")
+    monkeypatch.setattr(reproducibility, "ROUNDS", 2)
+    monkeypatch.setattr(reproducibility, "choose_devices", lambda *_, **__: alone)
     monkeypatch.setattr(probes, "tried", lambda device, changes: (1.0, ""))
     monkeypatch.setattr(speed, "rate_world", tiny_world)
     monkeypatch.setattr(checks, "SLOW", {"rate tiny-cnn": checks.SLOW["rate tiny-cnn"]})
@@ -114,7 +114,7 @@ def test_a_broken_plugin_is_wrong(asked, monkeypatch):
     plugins = Plugins()
     lame = EntryPoint("lame", "no_such_module", "flnl_bench")
     plugins.found = {"lame": Source("lame-dist", "1.0", lame.value, lame.load)}
-    monkeypatch.setattr(machine, "default_registry", lambda: load_registry(plugins))
+    monkeypatch.setattr(machine, "default_methods", lambda: load_methods(plugins))
     found = machine.plugins(asked)
     assert found.state == "wrong"
     assert "plugin 'lame'" in found.result
@@ -122,7 +122,7 @@ def test_a_broken_plugin_is_wrong(asked, monkeypatch):
 
 
 def test_no_methods_at_all_are_wrong(asked, monkeypatch):
-    monkeypatch.setattr(machine, "default_registry", Registry)
+    monkeypatch.setattr(machine, "default_methods", Methods)
     assert machine.plugins(asked).result == "there are no methods"
 
 
@@ -189,19 +189,19 @@ def test_whole_and_broken_data_sets_are_told_apart(tmp_path):
 
 # -- equal numbers -----------------------------------------------------------------------------------
 def test_a_method_that_draws_for_itself_is_found(asked, small, monkeypatch):
-    monkeypatch.setattr(numbers, "make", lambda name: Moody())
-    for check in (numbers.repeats, numbers.shares, numbers.resumes):
+    monkeypatch.setattr(reproducibility, "make", lambda name: Moody())
+    for check in (reproducibility.repeats, reproducibility.shares, reproducibility.resumes):
         found = check(asked)
         assert found.state == "wrong"
         assert "of round 1 is" in found.result
 
 
 def test_the_methods_that_cannot_be_trusted_are_named(asked, small, monkeypatch):
-    registry = Registry()
+    registry = Methods()
     for cls in (FEDAVG, Moody):
         registry.add("test", cls)
-    monkeypatch.setattr(numbers, "default_registry", lambda: registry)
-    found = numbers.methods(asked)
+    monkeypatch.setattr(reproducibility, "default_methods", lambda: registry)
+    found = reproducibility.methods(asked)
     assert found.state == "wrong"
     assert list(found.details["odd"]) == ["moody"]
 
@@ -211,8 +211,8 @@ def test_a_resume_that_forgets_the_weights_is_found(asked, small, monkeypatch):
         self.server.round = state["round"]
 
     monkeypatch.setattr(Engine, "restore", restore)
-    assert numbers.resumes(asked).state == "wrong"
-    assert numbers.repeats(asked).state == "ok"
+    assert reproducibility.resumes(asked).state == "wrong"
+    assert reproducibility.repeats(asked).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,15 @@ def test_a_resume_that_forgets_the_weights_is_found(asked, small, monkeypatch):
 )
 def test_only_rounding_is_forgiven_between_cpu_and_device(shift, state):
     weights = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(0.5)}
-    found = numbers.rounding({**weights, "b": weights["b"] + shift}, weights)
+    found = reproducibility.rounding({**weights, "b": weights["b"] + shift}, weights)
     assert found.state == state
 
 
 # -- tries in other processes ------------------------------------------------------------------------
 def test_a_try_in_another_process_gives_the_loss_of_this_one():
-    (row,) = numbers.outcome(numbers.make("fedavg"), Devices(torch.device("cpu")), 1, **probes.SHORT).rows
+    (row,) = reproducibility.outcome(
+        reproducibility.make("fedavg"), Devices(torch.device("cpu")), 1, **probes.SHORT
+    ).rows
     assert probes.tried("cpu", {"precision": "float32"}) == (row["loss"], "")
 
 
@@ -250,17 +252,11 @@ def test_what_only_cuda_has_is_not_tried_elsewhere(asked, monkeypatch):
 
 
 # -- speed -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("limit", "state"), [(1.0, "ok"), (0.5, "note")])
-def test_an_engine_far_behind_the_bare_loop_is_noted(asked, small, monkeypatch, limit, state):
-    def seconds(plays, repeats, clock):
-        for play in plays:
-            play()
-        return [1.0, limit]
-
-    monkeypatch.setattr(speed, "best_seconds", seconds)
+def test_a_rate_is_the_images_of_a_round_by_its_shortest_time(asked, small, monkeypatch):
+    monkeypatch.setattr(speed, "round_seconds", lambda engine: 0.5)
     found = speed.rate(asked, "tiny-cnn")
-    assert found.state == state
-    assert found.details == {"engine": 32.0, "bare": 32.0 / limit, "ratio": limit}
+    assert (found.state, found.result) == ("ok", "64 images/s")
+    assert found.details == {"images_per_second": 64.0}
 
 
 def test_workers_are_doubled_as_long_as_that_helps(asked, monkeypatch):
@@ -279,7 +275,7 @@ def test_workers_are_doubled_as_long_as_that_helps(asked, monkeypatch):
 
     monkeypatch.setattr(speed, "small_world", Idle)
     monkeypatch.setattr(speed, "cores", lambda: 32)
-    monkeypatch.setattr(speed, "best_seconds", lambda *_: [next(spent)])
+    monkeypatch.setattr(speed, "round_seconds", lambda engine: next(spent))
     found = speed.workers(asked)
     assert counts == [1, 2, 4]
     assert found.details == {"best": 2, "speeds": {1: 1.0, 2: 2.0, 4: 1.6}}

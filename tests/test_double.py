@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import flnl_bench as fb
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
 from flnl_bench.testing import play, toy_engine
 
-NAMES = default_registry().names()
+NAMES = default_methods().names()
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def double():
     "name", ["fedgr/released", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)]
 )
 def test_a_method_computes_in_the_default_precision_of_torch(name):
-    engine = toy_engine(default_registry().make(name, {}, {}))
+    engine = toy_engine(default_methods().make(name, {}, {}))
     play(engine, 6)  # beyond the warm-up of all methods
     assert {w.dtype for w in engine.server.weights.values() if w.is_floating_point()} == {torch.float64}
     assert all(torch.isfinite(w).all() for w in engine.server.weights.values())

@@ -13,8 +13,8 @@ from torch import nn
 from waits import Counter, assert_no_step_waits
 
 from flnl_bench import Client, Method, Step
-from flnl_bench.engine.contract import count_bytes
 from flnl_bench.engine.devices import survives_bfloat16
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import average
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
 
@@ -229,7 +229,7 @@ def test_notes_of_a_step_reach_the_loss():
 
 def test_slabs_do_not_change_the_images(monkeypatch):
     whole = play(toy_engine(FedAvg(view="strong")))
-    monkeypatch.setattr("flnl_bench.engine.images.SLAB_PIXELS", 64 * 20)
+    monkeypatch.setattr("flnl_bench.engine.batches.SLAB_PIXELS", 64 * 20)
     assert play(toy_engine(FedAvg(view="strong"))) == whole
 
 

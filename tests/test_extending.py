@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from command_line import TINY
 
-from flnl_bench import tables
+from flnl_bench import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [DOCS / f"writing-a-{kind}.md" for kind in ("noise", "partition", "dataset", "model", "tracker")]
@@ -52,7 +52,7 @@ EXTRAS = {
 
 
 def test_every_kind_has_a_page_with_an_example_of_its_hook():
-    for hook in set(tables.HOOKS) - {tables.METHODS_HOOK}:
+    for hook in set(registry.HOOKS) - {registry.METHODS_HOOK}:
         assert sum(f"def {hook}()" in example for example in EXAMPLES) == 1
 
 

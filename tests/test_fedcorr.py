@@ -11,7 +11,7 @@ from flnl_methods.fedcorr import FedCorr, corrected, distance, largest, upper_gr
 from torch import nn
 from waits import assert_no_step_waits
 
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import bounded_cross_entropy, loss_mixture, mixup_cross_entropy
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
 

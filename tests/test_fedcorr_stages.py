@@ -11,7 +11,7 @@ from flnl_methods.fedcorr import FedCorr, clean_clients, note_scores
 
 from flnl_bench.api import Server, Update
 from flnl_bench.numerics import is_finite
-from flnl_bench.runs.presets import load_preset
+from flnl_bench.running.presets import load_preset
 from flnl_bench.testing import degenerate_scenario, play, toy_engine
 
 

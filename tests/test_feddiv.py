@@ -11,7 +11,7 @@ from flnl_methods.feddiv import FIXED_START, FedDiv
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Update, copy_weights
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import mixup_cross_entropy, uniform_penalty
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 

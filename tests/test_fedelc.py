@@ -9,7 +9,7 @@ from flnl_methods.fednoro import FedNoRo
 from flnl_more.fedelc import FedELC
 from waits import assert_no_step_waits
 
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.noisy_clients import distance_aware_average
 from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
 

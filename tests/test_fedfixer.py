@@ -14,7 +14,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, copy_weights, network_weights
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import mean_of_kept
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
 

@@ -16,7 +16,7 @@ from flnl_methods.fedgr import (
 )
 
 from flnl_bench.api import Server, Terms, Update, copy_weights, network_weights
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import kl_divergence, soft_cross_entropy
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine
 

@@ -13,8 +13,8 @@ from flnl_more.fedlsr import FedLSR
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Batch
+from flnl_bench.methods import default_methods
 from flnl_bench.numerics import sharpen
-from flnl_bench.registry import default_registry
 from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
 
 FIRST, SECOND, MU = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]), 0.3
@@ -73,7 +73,7 @@ def test_the_whole_loss():
 
 
 def test_the_variants_are_the_loss_with_the_codes_entropy_and_with_one_softmax():
-    plus, nll = (default_registry().make(f"fedlsr/{name}", {}, {}) for name in ("plus", "nll"))
+    plus, nll = (default_methods().make(f"fedlsr/{name}", {}, {}) for name in ("plus", "nll"))
     assert plus == FedLSR(entropy_weight=0.3, entropy="code")
     assert nll == FedLSR(ce="nll")
 

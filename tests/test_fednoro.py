@@ -12,7 +12,7 @@ from flnl_methods.fednoro import FedNoRo
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, Update
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.noisy_clients import (
     class_profiles,
     distance_aware_shares,

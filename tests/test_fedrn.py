@@ -13,7 +13,7 @@ from flnl_more.fedrn import FedRN, chosen, image_of_noise, posterior, reliable, 
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, copy_weights, network_weights
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.numerics import clean_posterior, cosine, loss_mixture, min_max_scaled
 from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine

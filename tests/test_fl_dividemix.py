@@ -12,7 +12,7 @@ from flnl_methods.fl_dividemix import FLDivideMix, agreed
 from waits import Counter
 
 from flnl_bench.api import copy_weights
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import clean_posterior, loss_mixture
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
 

@@ -13,15 +13,15 @@ from command_line import flnl
 from suite_grids import GOOD, TINY, grid_of
 from synthetic_runs import write_run
 
+from flnl_bench.atomic_files import parse_json, read_npz, read_toml
 from flnl_bench.config import training_changes
 from flnl_bench.data import dataset_name, downloads, load_dataset
 from flnl_bench.errors import BadInput, MissingData
-from flnl_bench.files import parse_json, read_npz, read_toml
-from flnl_bench.recorder.record import read_record
-from flnl_bench.registry import default_registry, parse_value
-from flnl_bench.runs.presets import load_preset
+from flnl_bench.methods import default_methods, parse_value
+from flnl_bench.results.run_record import read_record
+from flnl_bench.running.presets import load_preset
 from flnl_bench.scenario import check_dataset, draw_scenario, load_scenario, save_scenario
-from flnl_bench.suite.board import Board
+from flnl_bench.suite.progress import Board
 from flnl_bench.testing import toy_dataset
 
 
@@ -362,7 +362,7 @@ def test_options_that_nobody_can_mean_are_one_line_and_nothing_is_created(tmp_pa
 
 def test_a_method_with_a_slash_and_nothing_behind_it_is_unknown():
     with pytest.raises(BadInput, match="unknown method 'fedgr/'"):
-        default_registry().method_class("fedgr/")
+        default_methods().method_class("fedgr/")
 
 
 def test_a_suite_that_cannot_write_to_its_folder_is_bad_input(tmp_path):

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from flnl_methods.fedavg import FedAvg
 
+from flnl_bench.atomic_files import make_writable, replace_file, sweep_parts
 from flnl_bench.config import RunConfig
 from flnl_bench.engine import pool
 from flnl_bench.engine.checkpoint import Checkpoint, CorruptCheckpoint
 from flnl_bench.errors import BadInput, MethodFailed
-from flnl_bench.files import make_writable, replace_file, sweep_parts
-from flnl_bench.recorder.beliefs import read_beliefs
-from flnl_bench.recorder.claim import owner
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.registry import values_of
-from flnl_bench.runs.library import finish
-from flnl_bench.runs.play import Run
-from flnl_bench.suite import conduct
+from flnl_bench.methods import values_of
+from flnl_bench.results.beliefs import read_beliefs
+from flnl_bench.results.lock import owner
+from flnl_bench.results.run_folder import RunFolder, run_folder
+from flnl_bench.running.api import finish
+from flnl_bench.running.runner import Run
+from flnl_bench.suite import scheduler
 from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
 
 CONFIG = RunConfig(
@@ -272,8 +272,8 @@ def test_a_finished_run_on_a_disk_that_can_only_be_read_is_read(done, monkeypatc
 
     done.folder.checkpoint.mkdir()
     before = sorted(path.name for path in done.folder.path.iterdir())
-    monkeypatch.setattr("flnl_bench.recorder.claim.write_new", refuse)
-    monkeypatch.setattr("flnl_bench.recorder.folder.make_writable", refuse)
+    monkeypatch.setattr("flnl_bench.results.lock.write_new", refuse)
+    monkeypatch.setattr("flnl_bench.results.run_folder.make_writable", refuse)
     assert done.play().status == "done"
     assert set(before) <= {path.name for path in done.folder.path.iterdir()}
 
@@ -361,12 +361,12 @@ def test_a_flipped_bit_in_a_checkpoint_is_noticed(interrupted, file):
 
 def test_a_broken_checkpoint_in_a_suite_says_what_to_do_and_retry_failed_helps(interrupted, monkeypatch):
     (interrupted.folder.checkpoint / "state.json").write_text("{")
-    monkeypatch.setattr(conduct, "prepare", lambda request: interrupted)
-    job = conduct.Job(None, interrupted.folder.path)
-    told = conduct.work(job)
+    monkeypatch.setattr(scheduler, "prepare", lambda request: interrupted)
+    job = scheduler.Job(None, interrupted.folder.path)
+    told = scheduler.work(job)
     assert told.status == "failed"
     assert told.error.endswith("start the run anew with --fresh, in a suite also with --retry-failed")
-    assert conduct.work(dataclasses.replace(job, retry_failed=True)).status == "done"
+    assert scheduler.work(dataclasses.replace(job, retry_failed=True)).status == "done"
 
 
 def test_a_checkpoint_without_digests_of_an_older_version_is_still_read(interrupted):

@@ -13,7 +13,7 @@ from two_networks import Fixed
 from waits import assert_no_step_waits
 
 from flnl_bench import BadInput
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import entropy, soft_cross_entropy, warmup_rounds
 from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
 

@@ -19,16 +19,16 @@ from flnl_bench import (
     Parameter,
     PartitionKind,
     hookimpl,
-    tables,
+    registry,
 )
 from flnl_bench.cli import listing
 from flnl_bench.data import DATASETS, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import BrokenContract
-from flnl_bench.leaderboards.grouping import setting_key
+from flnl_bench.leaderboards.comparability import setting_key
+from flnl_bench.methods import load_methods
 from flnl_bench.models import MODELS, find_model, make_network
-from flnl_bench.registry import load_registry
-from flnl_bench.runs.presets import load_preset
-from flnl_bench.runs.resolve import protocol
+from flnl_bench.running.presets import load_preset
+from flnl_bench.running.resolve import protocol
 from flnl_bench.scenario import NOISES, PARTITIONS, draw_scenario, parse_partition, parse_setting
 
 
@@ -60,9 +60,9 @@ def install(monkeypatch):
             )
 
         entries = [entry(name, offered) for name, offered in plugins.items()]
-        monkeypatch.setattr(tables, "entry_points", lambda group: entries)
-        found = tables.Plugins()
-        monkeypatch.setattr(tables, "installed", lambda: found)
+        monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+        found = registry.Plugins()
+        monkeypatch.setattr(registry, "installed", lambda: found)
         return found
 
     return put
@@ -133,7 +133,7 @@ def test_the_lists_show_what_plugins_add_and_where_it_comes_from(install):
 
 def test_the_list_of_plugins_says_what_each_adds_of_every_kind(install, monkeypatch):
     found = install(toy=plugin(**TOY))
-    monkeypatch.setattr("flnl_bench.registry.default_registry", lambda: load_registry(found))
+    monkeypatch.setattr("flnl_bench.methods.default_methods", lambda: load_methods(found))
     (row,) = listing.plugins()
     assert row["description"] == (
         "from flnl-bench-toy ?: datasets stripes; noises ones; partitions ordered; models flat"

@@ -10,11 +10,11 @@ import scipy.stats
 from command_line import flnl
 from synthetic_runs import SEEDS, hyperparameters_of, write_grid, write_run
 
+from flnl_bench.leaderboards.comparability import METHODS, NOISY, group, method_key, scored, setting_key
 from flnl_bench.leaderboards.comparison import compare
-from flnl_bench.leaderboards.grouping import METHODS, NOISY, group, method_key, scored, setting_key
 from flnl_bench.leaderboards.paper import numbers, paper_average
+from flnl_bench.leaderboards.render import main_sheet
 from flnl_bench.leaderboards.runs import read_runs
-from flnl_bench.leaderboards.sheet import main_sheet
 from flnl_bench.leaderboards.table import BEST, SECOND, make_table, mark_column, rank_column
 
 # Three methods × clean and two noisy settings × three seeds; every number below is worked out from these.

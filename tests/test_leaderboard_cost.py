@@ -10,8 +10,8 @@ from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
 from flnl_bench.leaderboards.agreement import kendall, spearman
-from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.recorder.record import summarise
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import summarise
 
 SIZES = {"clients": 8, "fraction": 0.5, "rounds": 4}
 SENT = {

@@ -19,7 +19,7 @@ from synthetic_runs import preset_of, write_grid, write_run
 from flnl_bench.cli import app
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, Format
-from flnl_bench.leaderboards.frames import leaderboard, load_results
+from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 
 ROUNDS, CLIENTS = (getattr(preset_of("quick").training("digits"), name) for name in ("rounds", "clients"))
 DOCS = Path(__file__).parents[1] / "docs"
@@ -246,7 +246,7 @@ def test_frames_that_lost_what_grouping_needs_are_refused(folder):
 
 def test_a_leaderboard_without_frames_needs_no_heavy_library(folder):
     code = (
-        "import sys\nfrom flnl_bench.leaderboards.frames import leaderboard\n"
+        "import sys\nfrom flnl_bench.leaderboards.pandas_api import leaderboard\n"
         "board = leaderboard(sys.argv[1], paper=True)\n"
         "for text in (board.to_markdown, board.to_latex, board.to_csv, board.to_html, board.to_json, str):\n"
         "    text(board) if text is str else text()\n"

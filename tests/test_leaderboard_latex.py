@@ -10,7 +10,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import hyperparameters_of, write_grid, write_run
 
-from flnl_bench.leaderboards.grouping import METHODS, SETTINGS
+from flnl_bench.leaderboards.comparability import METHODS, SETTINGS
 
 pytestmark = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not on this machine")
 

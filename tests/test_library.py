@@ -18,9 +18,9 @@ from test_suite_execution import Inline
 import flnl_bench as fb
 from flnl_bench import cli
 from flnl_bench.config import TRAINING
-from flnl_bench.registry import default_registry
-from flnl_bench.runs.library import OPTIONS
-from flnl_bench.runs.play import Run
+from flnl_bench.methods import default_methods
+from flnl_bench.running.api import OPTIONS
+from flnl_bench.running.runner import Run
 
 SMALL = {"rounds": 3, "clients": 4, "epochs": 1, "samples": 200, "fraction": 0.5}  # as TINY
 GRID = {"methods": ["fedavg", "fedprox"], "settings": ["sym-1.0"], "seeds": (1,), "training": SMALL}
@@ -167,7 +167,7 @@ class Fragile(fb.Method):
 
 
 def test_a_mistake_in_a_method_is_told_with_file_line_and_cause(tmp_path, monkeypatch):
-    monkeypatch.setitem(default_registry().methods, "fragile", Fragile)
+    monkeypatch.setitem(default_methods().methods, "fragile", Fragile)
     with pytest.raises(fb.MethodFailed) as caught:
         fb.run("fragile", "clean", out=tmp_path, **SMALL)
     line = inspect.getsourcelines(Fragile.round)[1] + 2
@@ -232,7 +232,7 @@ def test_a_dry_suite_only_looks(tmp_path):
 
 
 def test_a_failed_run_of_a_suite_is_told_and_raises_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(default_registry().methods, "fragile", Fragile)
+    monkeypatch.setitem(default_methods().methods, "fragile", Fragile)
     monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
     suite = fb.run_suite(GRID | {"methods": ["fragile", "fedavg"]}, out=tmp_path)
     assert (suite.counts["done"], suite.counts["failed"]) == (1, 1)

@@ -8,7 +8,7 @@ from command_line import flnl
 from synthetic_runs import write_run
 
 from flnl_bench.leaderboards.classes import class_recall
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.results.run_folder import RunFolder
 
 
 @pytest.fixture

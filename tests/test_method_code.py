@@ -12,8 +12,8 @@ import pytest
 from command_line import TINY, flnl, interrupted, rounds_of, tiny
 
 from flnl_bench import Method
-from flnl_bench.recorder.provenance import source
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
+from flnl_bench.results.provenance import source
 
 PLUGIN = """
 from flnl_bench import Method
@@ -29,7 +29,7 @@ class Mine(Method):
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Writes a plugin of one method and makes it known, in place of what was there."""
-    monkeypatch.setattr(default_registry(), "methods", dict(default_registry().methods))
+    monkeypatch.setattr(default_methods(), "methods", dict(default_methods().methods))
 
     def write(text, cls="Mine", module="mine"):
         file = tmp_path / "mine.py"
@@ -39,7 +39,7 @@ def install(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, module, made)
         spec.loader.exec_module(made)
         method = getattr(made, cls)
-        default_registry().methods[method.name] = method
+        default_methods().methods[method.name] = method
 
     return write
 
@@ -88,8 +88,8 @@ def test_a_built_in_method_is_no_exception(tmp_path, install):
 
 def test_a_method_from_a_session_is_not_suspected(tmp_path, install):
     command = tiny(tmp_path, "--json", method="mine")
-    default_registry().methods["mine"] = type("Mine", (Method,), {"name": "mine", "__module__": "session"})
-    assert source(default_registry().methods["mine"]) is None
+    default_methods().methods["mine"] = type("Mine", (Method,), {"name": "mine", "__module__": "session"})
+    assert source(default_methods().methods["mine"]) is None
     assert not warned(flnl(*command))
     assert not warned(flnl(*command))
 

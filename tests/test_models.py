@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from flnl_bench.engine.ledger import Cost
 from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.models import MODELS, make_network
-from flnl_bench.models.network import Cost
 
 SMALL = [name for name in MODELS if name != "resnet50"]
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flnl_bench.errors import BadInput
+from flnl_bench.random_streams import stream
 from flnl_bench.scenario.noise import (
     NOISES,
     NoisyClient,
@@ -18,7 +19,6 @@ from flnl_bench.scenario.noise import (
     parse_setting,
     rounded_down,
 )
-from flnl_bench.streams import stream
 
 seeds = st.integers(0, 2**31)
 ratios = st.floats(0, 1)

@@ -10,10 +10,12 @@ import pytest
 from test_scenario import toy
 
 from flnl_bench.errors import BadInput
+from flnl_bench.random_streams import stream
 from flnl_bench.scenario import NOISES, NoisyClient, draw_scenario, parse_setting, stage
 from flnl_bench.scenario.annotators import mean_rate, wrong_share
 from flnl_bench.scenario.instance import flip_rates, label_chances, mean_flip_rate, wrong_class_chances
-from flnl_bench.scenario.margin import (
+from flnl_bench.scenario.noise import noisy_labels
+from flnl_bench.scenario.pmd import (
     SHAPES,
     certainty,
     distances_to_means,
@@ -21,9 +23,7 @@ from flnl_bench.scenario.margin import (
     rival_and_margin,
     scores_of,
 )
-from flnl_bench.scenario.noise import noisy_labels
 from flnl_bench.scenario.transitions import errors_only
-from flnl_bench.streams import stream
 
 T = np.array([[0.7, 0.2, 0.1], [0, 1, 0], [0.3, 0.3, 0.4]])
 COUNTED = np.repeat([0, 1, 2], [100, 100, 200])  # the labels of check 2

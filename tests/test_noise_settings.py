@@ -12,7 +12,7 @@ from command_line import flnl
 
 import flnl_bench as fb
 from flnl_bench import NoiseKind, Option
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
 from flnl_bench.scenario import NOISES, draw_scenario, parse_setting
 from flnl_bench.testing import toy_dataset
 
@@ -126,7 +126,7 @@ def here(tmp_path, monkeypatch):
     ("method", "kind"),
     [
         pytest.param(method, kind, marks=() if method == "fedgr" or kind == "open" else pytest.mark.slow)
-        for method in default_registry().methods
+        for method in default_methods().methods
         for kind in SETTINGS
     ],
 )

@@ -15,7 +15,8 @@ import flnl_bench as fb
 from flnl_bench import Beliefs
 from flnl_bench.data import load_dataset
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.diagnostics import Probe, belief_arrays, judge, truly_noisy
+from flnl_bench.random_streams import stream
+from flnl_bench.results.diagnostics import Probe, belief_arrays, judge, truly_noisy
 from flnl_bench.scenario import (
     check_dataset,
     client_table,
@@ -27,7 +28,6 @@ from flnl_bench.scenario import (
     stage,
 )
 from flnl_bench.scenario.open_set import deal_pool, in_shape
-from flnl_bench.streams import stream
 
 HELD = "open-1.0:0.3-0.3,pool=classes:3+4,omega=0.5"
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flnl_bench.errors import BadInput
+from flnl_bench.random_streams import stream
 from flnl_bench.scenario import PARTITIONS, parse_partition
 from flnl_bench.scenario.partition import example
-from flnl_bench.streams import stream
 
 EXAMPLES = [example(kind) for kind in PARTITIONS.values()]
 NAMES = [*EXAMPLES, "dir-0.1", "dir-5.0", "fedcorr-0.3-1", "shard-1", "shard-5", "quantity-10.0"]

@@ -186,7 +186,7 @@ def test_every_known_method_has_a_look_of_its_own_and_the_first_ten_a_colour_of_
 
 
 def test_every_method_of_the_leaderboard_is_known():
-    from flnl_bench.leaderboards.grouping import METHODS
+    from flnl_bench.leaderboards.comparability import METHODS
 
     assert set(METHODS) <= set(KNOWN)
 

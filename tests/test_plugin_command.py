@@ -15,10 +15,19 @@ import pytest
 from command_line import flnl, tiny
 from torch import nn
 
-from flnl_bench import DatasetKind, Method, ModelKind, NoiseKind, PartitionKind, Tracker, plugin_files, tables
+from flnl_bench import (
+    DatasetKind,
+    Method,
+    ModelKind,
+    NoiseKind,
+    PartitionKind,
+    Tracker,
+    plugin_files,
+    registry,
+)
 from flnl_bench.scaffold import KINDS
 from flnl_bench.testing import CHECKS, examine
-from flnl_bench.testing import report as kit
+from flnl_bench.testing import checks as kit
 
 USE = {
     "method": ["--method", "my-method"],
@@ -34,7 +43,7 @@ USE = {
 def _no_plugin_files(monkeypatch):
     monkeypatch.setenv(plugin_files.VARIABLE, "")
     yield
-    tables._installed.cache_clear()
+    registry._installed.cache_clear()
 
 
 # -- new ---------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import pytest
 from command_line import flnl, interrupted, rounds_of, tiny
 
 import flnl_bench as fb
-from flnl_bench import plugin_files, tables
-from flnl_bench.suite.conduct import Job, job_of, work
-from flnl_bench.suite.file import make_suite
+from flnl_bench import plugin_files, registry
 from flnl_bench.suite.grid import make_grid
+from flnl_bench.suite.scheduler import Job, job_of, work
+from flnl_bench.suite.suite_file import make_suite
 
 METHOD = '''
 from flnl_bench import Method
@@ -53,7 +53,7 @@ def write(tmp_path, monkeypatch):
         return file
 
     yield write
-    tables._installed.cache_clear()
+    registry._installed.cache_clear()
 
 
 def record_of(done) -> dict:

@@ -14,7 +14,7 @@ from flnl_bench.cli import main
 from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.pool import lend_images
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
 from flnl_bench.testing import TRAINING, play, toy_dataset, toy_engine, toy_scenario
 
 TWO = choose_devices("cpu", workers=2)
@@ -22,7 +22,7 @@ FAST = {"fedgr", "fedfixer", "fednoro", "fedrn"}  # a teacher; a private model; 
 RUN = ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", "2", "--epochs", "1"]
 METHODS = [
     pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
-    for name in sorted(default_registry().methods)
+    for name in sorted(default_methods().methods)
 ]
 
 
@@ -32,7 +32,7 @@ def pooled():
     engines = []
 
     def make(name, **changes):
-        method = default_registry().make(name, {}, {})
+        method = default_methods().make(name, {}, {})
         training = dataclasses.replace(TRAINING, **changes)
         engine = Engine(method, toy_dataset(), toy_scenario(), training, 1, TWO)
         engines.append(engine)

@@ -6,10 +6,10 @@ import pytest
 
 from flnl_bench.data import DATASETS
 from flnl_bench.errors import BadInput
+from flnl_bench.methods import default_methods
 from flnl_bench.models import MODELS
-from flnl_bench.registry import default_registry
-from flnl_bench.runs import presets
-from flnl_bench.runs.presets import PRESETS, load_preset
+from flnl_bench.running import presets
+from flnl_bench.running.presets import PRESETS, load_preset
 
 # The table "Data sets at paper scale" of the protocol: clients, fraction, rounds, epochs, network, weights.
 PAPER = {
@@ -29,7 +29,7 @@ def test_every_preset_trains_every_dataset_with_a_known_network(name, dataset):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_only_give_hyperparameters_that_methods_have(name):
-    registry, preset = default_registry(), load_preset(name)
+    registry, preset = default_methods(), load_preset(name)
     for dataset in DATASETS:
         for method in registry.methods:
             registry.make(method, preset.hyperparameters(dataset, method), {})
@@ -164,7 +164,7 @@ def test_quick_tunes_no_method_its_hyperparameters_are_those_of_the_paper():
     quick, paper = load_preset("quick"), load_preset("paper")
     counts_samples = {"feddiv": {"least_samples": 10}}  # clients are smaller, so this is, too
     for dataset in {*quick.datasets, *paper.datasets, "another"}:
-        for method in default_registry().methods:
+        for method in default_methods().methods:
             values = [preset.hyperparameters(dataset, method) for preset in (quick, paper)]
             assert values[0] == values[1] | counts_samples.get(method, {}), (dataset, method)
 

@@ -17,11 +17,11 @@ from synthetic_runs import write_run
 
 from benchmarks import fedgr_tables, pages
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.leaderboards.frames import leaderboard, load_results
-from flnl_bench.recorder import published
-from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.recorder.provenance import source
-from flnl_bench.recorder.transfer import MEMBERS, export_runs, import_runs
+from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
+from flnl_bench.results import published
+from flnl_bench.results.archive import MEMBERS, export_runs, import_runs
+from flnl_bench.results.provenance import source
+from flnl_bench.results.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 DEAD = 999_999_999  # no process has this number

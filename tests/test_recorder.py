@@ -13,14 +13,14 @@ from flnl_methods.fednoro import FedNoRo
 from known_world import WORLD
 
 from flnl_bench import Beliefs
+from flnl_bench.atomic_files import finite, json_text, replace_file
 from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
-from flnl_bench.files import finite, json_text, replace_file
-from flnl_bench.recorder.diagnostics import belief_arrays, judge
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.recorder.record import RunRecord, ScenarioFacts, parse_record, summarise
-from flnl_bench.registry import values_of
-from flnl_bench.runs.play import Run
+from flnl_bench.methods import values_of
+from flnl_bench.results.diagnostics import belief_arrays, judge
+from flnl_bench.results.run_folder import RunFolder, run_folder
+from flnl_bench.results.run_record import RunRecord, ScenarioFacts, parse_record, summarise
+from flnl_bench.running.runner import Run
 from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
 
 
@@ -307,10 +307,10 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
         raise KeyboardInterrupt
 
     run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path, CPU)
-    monkeypatch.setattr("flnl_bench.runs.play.provenance", lambda *_: {"numbers": 1, "commit": "old"})
+    monkeypatch.setattr("flnl_bench.running.runner.provenance", lambda *_: {"numbers": 1, "commit": "old"})
     with pytest.raises(KeyboardInterrupt):
         run.play(progress=stop)
-    monkeypatch.setattr("flnl_bench.runs.play.provenance", lambda *_: {"numbers": 1, "commit": "new"})
+    monkeypatch.setattr("flnl_bench.running.runner.provenance", lambda *_: {"numbers": 1, "commit": "new"})
     record = run.play()
     assert (record.provenance["commit"], record.resumed) == ("new", 1)
     assert [about["commit"] for about in record.earlier] == ["old"]

@@ -6,12 +6,12 @@ from typing import Literal
 
 import pytest
 
-from flnl_bench import BadInput, Method, hookimpl, tables
-from flnl_bench.registry import (
-    Registry,
-    default_registry,
+from flnl_bench import BadInput, Method, hookimpl, registry
+from flnl_bench.methods import (
+    Methods,
+    default_methods,
     hyperparameters,
-    load_registry,
+    load_methods,
     parse_value,
     values_of,
 )
@@ -68,8 +68,8 @@ def load(monkeypatch):
     """Load the registry from these entry points alone."""
 
     def load_from(*entries):
-        monkeypatch.setattr(tables, "entry_points", lambda group: list(entries))
-        return load_registry()
+        monkeypatch.setattr(registry, "entry_points", lambda group: list(entries))
+        return load_methods()
 
     return load_from
 
@@ -193,13 +193,13 @@ def test_a_hook_with_another_name_is_reported_and_harms_nobody_else(load):
 def test_the_methods_of_this_project_come_through_the_same_door():
     from importlib.metadata import entry_points
 
-    assert "flnl_methods" in [entry.value for entry in entry_points(group=tables.GROUP)]
+    assert "flnl_methods" in [entry.value for entry in entry_points(group=registry.GROUP)]
 
 
 # -- names -------------------------------------------------------------------------------------------
 @pytest.fixture
 def mine():
-    made = Registry()
+    made = Methods()
     made.add("test", Mine)
     made.add("test", Other)
     return made
@@ -322,7 +322,7 @@ def test_what_a_method_says_about_its_values_is_bad_input(error, said):
             if self.steps % 2:
                 raise error
 
-    made = Registry()
+    made = Methods()
     made.add("test", Picky)
     with pytest.raises(BadInput) as caught:
         made.make("picky", {}, {"steps": "3"})
@@ -335,7 +335,7 @@ def test_a_literal_of_numbers_gives_a_number():
 
 NUMBERS = [
     (name, field.name)
-    for name, cls in sorted(default_registry().methods.items())
+    for name, cls in sorted(default_methods().methods.items())
     for field in dataclasses.fields(cls)
     if "float" in str(field.type) or "int" in str(field.type)
     if field.name != "forget_rate"  # checked with what the setting announces, at the start of a run
@@ -346,4 +346,4 @@ NUMBERS = [
 @pytest.mark.parametrize(("method", "field"), NUMBERS)
 def test_no_method_takes_a_negative_number(method, field):
     with pytest.raises(BadInput, match=f"^{field} is -1"):
-        default_registry().make(method, {}, {field: "-1"})
+        default_methods().make(method, {}, {field: "-1"})

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from flnl_bench import Method
-from flnl_bench.registry import Registry
+from flnl_bench.methods import Methods
 
 KINDS = "int, float, bool, str, Literal[...] or one of them | None"
 
@@ -76,7 +76,7 @@ def refusing(self: Method) -> None:
     ],
 )
 def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):
-    found = Registry()
+    found = Methods()
     found.add("theirs", cls)
     assert found.problems == [f"plugin 'theirs': class Mine: {why}; skipped"]
     assert found.methods == {}
@@ -84,7 +84,7 @@ def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):
 
 @pytest.mark.parametrize("name", ["losses", "_loss", "loss1", "rounds", "resample", "look", "plan_epoch"])
 def test_functions_of_ones_own_may_have_other_names(name):
-    found = Registry()
+    found = Methods()
     found.add("theirs", declared(**{name: refusing}))
     assert not found.problems
 
@@ -101,7 +101,7 @@ def test_functions_of_ones_own_may_have_other_names(name):
     ],
 )
 def test_every_kind_that_can_be_set_is_taken(annotation, default):
-    found = Registry()
+    found = Methods()
     found.add("theirs", cls := declared(annotation, default, variants={"v-1": {"rate": default}}))
     assert (found.problems, found.methods) == ([], {"mine": cls})
     assert dataclasses.asdict(found.make("mine/v-1", {}, {})) == {"rate": default}

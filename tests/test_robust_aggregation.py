@@ -9,7 +9,7 @@ from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
 
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, Update
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import (
     AGGREGATORS,
     average,

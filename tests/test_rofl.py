@@ -16,7 +16,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench import BadInput
 from flnl_bench.api import Batch, Server, Terms
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import cosine, entropy, kept_count
 from flnl_bench.testing import (
     TRAINING,

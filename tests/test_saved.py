@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import flnl_bench as fb
 from flnl_bench.data import load_dataset
-from flnl_bench.runs.saved import FILES, Keeper
+from flnl_bench.running.saved import FILES, Keeper
 from flnl_bench.testing import toy_dataset
 
 

@@ -10,12 +10,12 @@ from waits import Counter
 
 from benchmarks.speed import counts
 from benchmarks.speed.__main__ import main
+from benchmarks.speed.bare_loop import Limit
 from benchmarks.speed.growth import federation
 from benchmarks.speed.naive import Naive, average
 from benchmarks.speed.ours import Ours
-from flnl_bench.doctor.limit import Limit
-from flnl_bench.doctor.timing import best_seconds
-from flnl_bench.doctor.worlds import make_world, random_images
+from benchmarks.speed.timing import best_seconds
+from flnl_bench.testing.worlds import make_world, random_images
 
 
 @pytest.fixture

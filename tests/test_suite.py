@@ -12,12 +12,12 @@ from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 
 from flnl_bench.cli.suite_view import picture
 from flnl_bench.data import DATASETS
-from flnl_bench.runs.resolve import Request, configure, prepare
+from flnl_bench.running.resolve import Request, configure, prepare
 from flnl_bench.suite import ray as on_ray
-from flnl_bench.suite.board import Board, RunStatus
-from flnl_bench.suite.file import read_suite
 from flnl_bench.suite.grid import fedavg_samples, make_grid
+from flnl_bench.suite.progress import Board, RunStatus
 from flnl_bench.suite.ray import cpus_of, room
+from flnl_bench.suite.suite_file import read_suite
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
 NINE = [

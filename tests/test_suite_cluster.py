@@ -11,7 +11,7 @@ import pytest
 from command_line import flnl, rounds_of
 from test_suite_execution import all_rounds, records, start, until
 
-from flnl_bench.recorder.claim import owner
+from flnl_bench.results.lock import owner
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ import pytest
 from command_line import flnl, rounds_of
 
 from flnl_bench import Method
-from flnl_bench.recorder.claim import claimed, owner
-from flnl_bench.registry import default_registry
-from flnl_bench.runs.resolve import prepare
-from flnl_bench.suite.conduct import CHANGED, Outcome, job_of, work
-from flnl_bench.suite.file import read_suite
+from flnl_bench.methods import default_methods
+from flnl_bench.results.lock import claimed, owner
+from flnl_bench.running.resolve import prepare
 from flnl_bench.suite.grid import make_grid
+from flnl_bench.suite.scheduler import CHANGED, Outcome, job_of, work
+from flnl_bench.suite.suite_file import read_suite
 
 SUITE = """
 methods = ["fedavg", "fedgr"]
@@ -271,7 +271,7 @@ class Fragile(Method):
 @pytest.fixture
 def fragile(suite_file, tmp_path, monkeypatch, inline):
     """A suite of one run that fails and one that does not, and its folder."""
-    monkeypatch.setitem(default_registry().methods, "fragile", Fragile)
+    monkeypatch.setitem(default_methods().methods, "fragile", Fragile)
     file = tmp_path / "fragile.toml"
     text = SUITE.replace("[1, 13]", "[1]").replace('"clean", ', "")
     file.write_text(text.replace('["fedavg", "fedgr"]', '["fragile", "fedavg"]'))

@@ -9,8 +9,8 @@ import pytest
 from command_line import flnl, interrupted, rounds_of, tiny
 
 import flnl_bench as fb
-from flnl_bench import plugin_files, tables
-from flnl_bench.runs.tracking import Tracking
+from flnl_bench import plugin_files, registry
+from flnl_bench.running.tracking import Tracking
 from flnl_bench.trackers import TRACKERS, find_tracker, numbers
 
 DIARY = '''
@@ -51,7 +51,7 @@ def diary(tmp_path, monkeypatch):
         return ["--plugin", file, "--tracker", "diary", "--json"]
 
     yield write
-    tables._installed.cache_clear()
+    registry._installed.cache_clear()
 
 
 def events(run_dir) -> list[str]:

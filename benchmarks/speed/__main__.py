@@ -23,7 +23,7 @@ from benchmarks.speed.profile import profile_round
 from benchmarks.speed.rates import rates
 from benchmarks.speed.start import start
 from benchmarks.speed.table import Table
-from flnl_bench.doctor.worlds import SIZES
+from flnl_bench.testing.worlds import SIZES
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "rates": lambda o: iter([rates(o.model, o.repeats)]),

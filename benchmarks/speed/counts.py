@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from benchmarks.speed.bare_loop import Limit
 from benchmarks.speed.counting import Counter
 from benchmarks.speed.naive import Naive
 from benchmarks.speed.ours import Ours
 from benchmarks.speed.table import Table
-from flnl_bench.doctor.limit import Limit
-from flnl_bench.doctor.worlds import World, rate_world
+from flnl_bench.testing.worlds import World, rate_world
 
 
 def naive(world: World) -> Naive:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from benchmarks.speed.memory import MEBIBYTE, alone, peak_memory
 from benchmarks.speed.ours import start
 from benchmarks.speed.table import Table
-from flnl_bench.doctor.timing import best_seconds
-from flnl_bench.doctor.worlds import World, make_world, random_images, rate_world
+from benchmarks.speed.timing import best_seconds
+from flnl_bench.testing.worlds import World, make_world, random_images, rate_world
 
 BASE = {"sampled": 10, "samples": 64, "clients": 100}  # samples of each client
 FACTORS = {"sampled": (2, 4, 8), "samples": (2, 4, 8), "clients": (10, 100)}

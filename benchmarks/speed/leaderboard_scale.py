@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.leaderboards.grouping import METHODS, SETTINGS
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.recorder.record import COSTS, RunRecord, ScenarioFacts, summarise
-from flnl_bench.registry import default_registry, values_of
-from flnl_bench.runs.presets import load_preset
+from flnl_bench.leaderboards.comparability import METHODS, SETTINGS
+from flnl_bench.methods import default_methods, values_of
+from flnl_bench.results.run_folder import RunFolder, run_folder
+from flnl_bench.results.run_record import COSTS, RunRecord, ScenarioFacts, summarise
+from flnl_bench.running.presets import load_preset
 
 DATASETS, PARTITIONS = ("digits", "cifar10"), ("iid", "dir-0.3")
 ROUND = dict.fromkeys(("seconds", *COSTS), 1)
@@ -39,7 +39,7 @@ COMMAND = (
 
 def configurations(count: int) -> list[RunConfig]:
     """Seed after seed of all methods and settings, until there are enough."""
-    registry, preset = default_registry(), load_preset("quick")
+    registry, preset = default_methods(), load_preset("quick")
     values = {name: values_of(registry.make(name, {}, {})) for name in METHODS}
     training = {name: preset.training(name) for name in DATASETS}
     rows = list(itertools.product(METHODS, SETTINGS, DATASETS, PARTITIONS))

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.speed.ours import start
 from benchmarks.speed.rates import LOOPS
 from benchmarks.speed.table import Table
-from flnl_bench.doctor.worlds import make_world, random_images, rate_world
+from flnl_bench.testing.worlds import make_world, random_images, rate_world
 
 MEBIBYTE = 1 << 20
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from flnl_bench.doctor.worlds import World
 from flnl_bench.models import make_network
+from flnl_bench.testing.worlds import World
 
 
 class ClientImages(Dataset):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from flnl_bench.api import Method
-from flnl_bench.doctor.worlds import World
 from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
+from flnl_bench.testing.worlds import World
 
 
 def start(world: World, method: str = "fedavg", *, workers: int = 1, **changes: Any) -> Engine:
     """An engine on the CPU before its first round."""
-    made: Method = default_registry().make(method, {}, {name: str(value) for name, value in changes.items()})
+    made: Method = default_methods().make(method, {}, {name: str(value) for name, value in changes.items()})
     return world.engine(made, choose_devices("cpu", workers=workers))
 
 

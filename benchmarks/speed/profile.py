@@ -24,16 +24,16 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.speed.table import Table
 from flnl_bench.api import Method
 from flnl_bench.config import RunConfig
-from flnl_bench.doctor.worlds import SEED, make_world, random_images
 from flnl_bench.engine import client as local
+from flnl_bench.engine.augmentation import Views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.sgd import SGD
-from flnl_bench.engine.views import Views
+from flnl_bench.methods import values_of
 from flnl_bench.models.network import Network
-from flnl_bench.registry import values_of
-from flnl_bench.runs import play as runner
+from flnl_bench.running import runner
+from flnl_bench.testing.worlds import SEED, make_world, random_images
 
 MARK = "part: "
 REST = "everything else"

@@ -8,11 +8,11 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 
+from benchmarks.speed.bare_loop import Limit
 from benchmarks.speed.naive import Naive
 from benchmarks.speed.ours import Ours
 from benchmarks.speed.table import Table
-from flnl_bench.doctor.limit import Limit
-from flnl_bench.doctor.worlds import World, rate_world
+from flnl_bench.testing.worlds import World, rate_world
 
 LOOPS: Mapping[str, Callable[[World], Ours | Limit | Naive]] = {
     "engine": Ours,

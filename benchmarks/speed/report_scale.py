@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.leaderboard_scale import ROUND, configurations, write
-from flnl_bench.recorder.folder import RunFolder
 from flnl_bench.report.site import write_report
+from flnl_bench.results.run_folder import RunFolder
 
 PAGES = {"index.html": "section[data-table] table", "methods/fedgr.html": "figure canvas"}
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from flnl_bench.engine.engine import Engine
-from flnl_bench.runs.resolve import Request, prepare
+from flnl_bench.running.resolve import Request, prepare
 
 
 def start(method: str, options: argparse.Namespace) -> Engine:

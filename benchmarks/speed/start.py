@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 
 from benchmarks.speed.table import Table
-from flnl_bench.doctor.timing import best_seconds
+from benchmarks.speed.timing import best_seconds
 
 RUN = (
     "run --method fedavg --setting sym-1.0 --rounds 1 --epochs 1 --fraction 0.05 --device cpu --fresh --json"

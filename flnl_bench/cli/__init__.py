@@ -26,7 +26,7 @@ from flnl_bench.cli import (
     suite,
 )
 from flnl_bench.cli.console import Interrupted, note
-from flnl_bench.cli.streams import standard_streams
+from flnl_bench.cli.stdio import standard_streams
 from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData, one_line
 from flnl_bench.processes import interruptible
 

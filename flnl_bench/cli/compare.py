@@ -14,9 +14,9 @@ from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object, title_of
 from flnl_bench.cli.show import BLOCKS, find_run, read, squeeze
 from flnl_bench.config import written
-from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.recorder.record import METRICS, Row
-from flnl_bench.runs.compare import Side, differences, paired, read_side, results
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import METRICS, Row
+from flnl_bench.running.compare import Side, differences, paired, read_side, results
 
 SET = "set "  # begins the names of hyper-parameters
 WIDEST = 72  # characters of a curve

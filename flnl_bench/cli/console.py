@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from flnl_bench.files import json_text
-from flnl_bench.text import lines, terminal
+from flnl_bench.atomic_files import json_text
+from flnl_bench.escaping import lines, terminal
 
 FACT = 9  # width of the names of facts, so that lists below each other line up
 
@@ -56,9 +56,9 @@ def say(text: str) -> None:
 
 def tell_problems() -> None:
     """One line for each plugin that cannot be used."""
-    from flnl_bench.registry import default_registry
+    from flnl_bench.methods import default_methods
 
-    for problem in default_registry().problems:
+    for problem in default_methods().problems:
         note(f"warning: {problem}")
 
 

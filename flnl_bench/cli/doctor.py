@@ -14,10 +14,10 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, print_json, stdout, table, waiting
 from flnl_bench.cli.options import DEVICES, FILES, flag, option
 from flnl_bench.cli.show import RUNS
-from flnl_bench.text import lines
+from flnl_bench.escaping import lines
 
 if TYPE_CHECKING:
-    from flnl_bench.doctor.finding import Finding
+    from flnl_bench.doctor.check_result import Finding
 
 STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
@@ -36,8 +36,8 @@ def doctor(
     Nothing is downloaded, and nothing stays on the disk. Exits with 1 if something is wrong.
     """
     with waiting("loading torch"):
+        from flnl_bench.doctor.check_result import Asked, isolated
         from flnl_bench.doctor.checks import CHECKS, SLOW
-        from flnl_bench.doctor.finding import Asked, isolated
         from flnl_bench.engine.devices import choose_device
 
         asked = Asked(choose_device(device).type, out, data_dir)

@@ -55,7 +55,7 @@ def leaderboard(
     as_json: Annotated[bool, flag(SHAPE, "The same as --format json.", "--json")] = False,
 ) -> None:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds."""
-    from flnl_bench.leaderboards import frames
+    from flnl_bench.leaderboards import pandas_api
     from flnl_bench.leaderboards.metrics import check_metric
     from flnl_bench.leaderboards.terminal import show, width_here
 
@@ -64,11 +64,11 @@ def leaderboard(
     chosen = choose_format("json" if as_json else kind, output)
     check_metric(metric)
     if folder != RUNS:  # a name that was given and is wrong; without one, there need be no own runs
-        frames.check_folder(folder)
-    results = frames.load_results(folder, with_published=with_published)
+        pandas_api.check_folder(folder)
+    results = pandas_api.load_results(folder, with_published=with_published)
     warn_files(results.problems)
     note_unfinished(Counter(results.unfinished.values()), "counted")
-    board = frames.leaderboard(
+    board = pandas_api.leaderboard(
         results,
         metric,
         dataset,
@@ -94,7 +94,7 @@ def leaderboard(
 
 def write(path: Path, text: str) -> None:
     """Replace the file as a whole."""
-    from flnl_bench.files import replace_file
+    from flnl_bench.atomic_files import replace_file
 
     if not path.parent.is_dir():
         raise BadInput(f"there is no folder {path.parent} to write {path.name} into")

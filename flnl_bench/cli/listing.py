@@ -16,7 +16,7 @@ from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
-    from flnl_bench.tables import Table
+    from flnl_bench.registry import Registry
 
 E = TypeVar("E")
 
@@ -26,9 +26,9 @@ Rows = list[dict[str, Any]]  # each with a name and a description
 
 def methods() -> Rows:
     """Methods and variants, with their hyper-parameters."""
-    from flnl_bench.registry import default_registry
+    from flnl_bench.methods import default_methods
 
-    registry = default_registry()
+    registry = default_methods()
     return [
         {
             "name": name,
@@ -87,8 +87,8 @@ def models() -> Rows:
 def presets() -> Rows:
     """Presets, with the protocol of each data set."""
     from flnl_bench.data import DATASETS
-    from flnl_bench.runs.presets import PRESETS, load_preset
-    from flnl_bench.runs.resolve import protocol
+    from flnl_bench.running.presets import PRESETS, load_preset
+    from flnl_bench.running.resolve import protocol
 
     loaded = [load_preset(name) for name in PRESETS]
     return [
@@ -113,9 +113,9 @@ def trackers() -> Rows:
 
 def plugins() -> Rows:
     """Plugins: version, where each comes from, what it adds or why it cannot be used."""
-    from flnl_bench.registry import default_registry
+    from flnl_bench.methods import default_methods
 
-    registry = default_registry()
+    registry = default_methods()
     rows = []
     for plugin, source in registry.sources.items():
         added = {
@@ -143,7 +143,7 @@ KINDS: dict[str, Callable[[], Rows]] = {
 }
 
 
-def _entries(table: Table[E]) -> list[tuple[E, str]]:
+def _entries(table: Registry[E]) -> list[tuple[E, str]]:
     """The entries of a kind, those of plugins too, with the plugin of each."""
     full = table.complete()
     return [(entry, full.origin[name]) for name, entry in full.items()]
@@ -155,7 +155,7 @@ def _row(name: str, description: str, plugin: str) -> dict[str, Any]:
 
 def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
     """Type and default of each hyper-parameter."""
-    from flnl_bench.registry import hyperparameters, kind_name, values_of
+    from flnl_bench.methods import hyperparameters, kind_name, values_of
 
     defaults = values_of(cls())
     return {
@@ -201,7 +201,7 @@ def list_names(
     if kind is not None and kind not in KINDS:
         raise unknown("kind", kind, (*KINDS, "runs"))
     options.use_plugins(plugin)
-    from flnl_bench.tables import installed
+    from flnl_bench.registry import installed
 
     found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
     for problem in installed().problems:
@@ -236,11 +236,11 @@ class ListedRun:
 def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) -> None:
     """The runs of a results folder, whatever has become of them."""
     from flnl_bench.cli.results import warn_files
-    from flnl_bench.leaderboards.frames import check_folder
+    from flnl_bench.leaderboards.pandas_api import check_folder
     from flnl_bench.leaderboards.runs import chosen
     from flnl_bench.leaderboards.terminal import width_here
-    from flnl_bench.recorder.folder import read_records
-    from flnl_bench.recorder.record import read_record
+    from flnl_bench.results.run_folder import read_records
+    from flnl_bench.results.run_record import read_record
 
     check_folder(folder)
     found = read_records(folder)

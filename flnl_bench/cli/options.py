@@ -99,14 +99,14 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
 def use_plugins(files: list[Path] | None) -> None:
     """Make known what the files of --plugin add."""
     if files:
-        from flnl_bench.tables import use_plugin_files
+        from flnl_bench.registry import use_plugin_files
 
         use_plugin_files(files)
 
 
 def parse_training(changes: list[str], asked: Mapping[str, object]) -> dict[str, Any]:
     """The values of --training, of the types that the protocol declares; not those that are `asked` for."""
-    from flnl_bench.registry import parse_value
+    from flnl_bench.methods import parse_value
 
     kinds, values = typing.get_type_hints(Training), {}
     for key, text in parse_changes(changes, "--training").items():

@@ -11,8 +11,8 @@ from typing import Any
 
 from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
 from flnl_bench.config import NAMES, RunConfig
-from flnl_bench.recorder.published import published_record
-from flnl_bench.recorder.record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
+from flnl_bench.results.published import published_record
+from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
 SHARED = [name for name in NAMES if name != "seed"]

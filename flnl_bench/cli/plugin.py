@@ -14,7 +14,7 @@ from flnl_bench.cli.options import FILES, METHOD, option
 from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:
-    from flnl_bench.registry import Registry
+    from flnl_bench.methods import Methods
     from flnl_bench.testing import Finding
 
 app = typer.Typer(help="Begin a plugin of your own, and check one.", no_args_is_help=True)
@@ -60,9 +60,9 @@ def check(
     is_file = what is not None and what.endswith(".py")
     options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
     with waiting("loading"):
-        from flnl_bench.registry import default_registry
+        from flnl_bench.methods import default_methods
 
-        registry = default_registry()
+        registry = default_methods()
         plugins, entries = chosen(registry, what)
     told = [line for line in registry.problems if any(line.startswith(f"plugin {p!r}") for p in plugins)]
     reports = []
@@ -84,9 +84,9 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
-def chosen(registry: Registry, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:
+def chosen(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:
     """The plugins that are meant, and the entries to check: (kind, table, entry)."""
-    from flnl_bench.tables import OWN
+    from flnl_bench.registry import OWN
 
     everything = [
         (kind.removesuffix("s"), table, table[name])

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.cli.console import print_json, stdout, table
 
 if TYPE_CHECKING:
-    from flnl_bench.registry import Registry
-    from flnl_bench.runs.presets import Preset
+    from flnl_bench.methods import Methods
+    from flnl_bench.running.presets import Preset
 
 
 def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
     """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
     from flnl_bench.data import dataset_name
-    from flnl_bench.registry import default_registry
-    from flnl_bench.runs.presets import load_preset
-    from flnl_bench.runs.resolve import protocol
+    from flnl_bench.methods import default_methods
+    from flnl_bench.running.presets import load_preset
+    from flnl_bench.running.resolve import protocol
 
-    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_registry()
+    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
     training = dataclasses.asdict(protocol(preset, dataset, {}))
     methods = {each: values_of(each, preset, dataset, registry) for each in [method] if each}
     methods = methods or {each: values_of(each, preset, dataset, registry) for each in registry.methods}
@@ -37,9 +37,9 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
     console.print(rows)
 
 
-def values_of(method: str, preset: Preset, dataset: str, registry: Registry) -> dict[str, Any]:
+def values_of(method: str, preset: Preset, dataset: str, registry: Methods) -> dict[str, Any]:
     """Each hyper-parameter of a method or variant: its value, and who says so."""
-    from flnl_bench import registry as methods
+    from flnl_bench import methods
 
     cls = registry.method_class(method)
     given = preset.hyperparameters(dataset, cls.name)

@@ -29,8 +29,8 @@ def export_results(
     as_json: options.Json = False,
 ) -> None:
     """Write run.json and the rounds of all finished runs into one compressed file."""
-    from flnl_bench.leaderboards.frames import check_folder
-    from flnl_bench.recorder.transfer import export_runs
+    from flnl_bench.leaderboards.pandas_api import check_folder
+    from flnl_bench.results.archive import export_runs
 
     check_folder(folder)
     if output.exists():
@@ -51,7 +51,7 @@ def import_results(
     as_json: options.Json = False,
 ) -> None:
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
-    from flnl_bench.recorder.transfer import import_runs
+    from flnl_bench.results.archive import import_runs
 
     done = import_runs(file, out)
     warn_files(done.kept, "not imported: ")

@@ -37,11 +37,11 @@ from flnl_bench.cli.options import (
 from flnl_bench.cli.outcome import divergence
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, MethodFailed
-from flnl_bench.recorder.folder import RunFolder
+from flnl_bench.results.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from flnl_bench.runs.play import Run
-    from flnl_bench.runs.result import RunResult
+    from flnl_bench.running.result import RunResult
+    from flnl_bench.running.runner import Run
 
 
 def protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
@@ -152,7 +152,7 @@ def with_file(
         del given["save_model"]
     read: dict[str, Any] = {}
     if file is not None:
-        from flnl_bench.runs.file import read_run_file
+        from flnl_bench.running.run_file import read_run_file
 
         read = read_run_file(file)
         one, several = read.pop("seed", None), read.pop("seeds", None)
@@ -183,8 +183,8 @@ def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
 def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Run]:
     """The runs of all seeds, before anything is written; errors name the run file, if there is one."""
     with waiting("preparing"):
-        from flnl_bench.runs.library import prepare_seeds
-        from flnl_bench.runs.resolve import check_source
+        from flnl_bench.running.api import prepare_seeds
+        from flnl_bench.running.resolve import check_source
 
         check_source(asked, "--")
         tell_problems()
@@ -199,7 +199,7 @@ def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[
 
 def play(run: Run, fresh: bool) -> RunResult:
     """Run or resume, with progress on stderr."""
-    from flnl_bench.runs.library import finish, what_is_found
+    from flnl_bench.running.api import finish, what_is_found
 
     total, path = run.config.training.rounds, run.folder.path
     done = 0 if fresh else run.checkpoint.finished_rounds

@@ -22,11 +22,11 @@ from flnl_bench.cli.outcome import (
     title_of,
 )
 from flnl_bench.cli.preset import show_preset
+from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.classes import class_recall
-from flnl_bench.messages import sentence
-from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.recorder.record import Row, RunRecord, Summary, summarise
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import Row, RunRecord, Summary, summarise
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 

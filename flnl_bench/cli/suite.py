@@ -52,8 +52,8 @@ def suite(
     asked["tracker"] = tracker or ()
     del asked["file"], asked["as_json"], asked["plugin"]
     from flnl_bench.cli.suite_view import print_end, print_plan, tell_failures, watching
-    from flnl_bench.suite.board import suite_object
-    from flnl_bench.suite.library import run_suite
+    from flnl_bench.suite.api import run_suite
+    from flnl_bench.suite.progress import suite_object
 
     # Ray prints its troubles to stdout, where only the result belongs.
     with watching() as watch, contextlib.redirect_stdout(sys.stderr):

@@ -24,11 +24,11 @@ from flnl_bench.cli.console import (
     waiting,
 )
 from flnl_bench.cli.outcome import print_paths
-from flnl_bench.suite.board import Board, RunStatus, cost
-from flnl_bench.suite.file import AXES
+from flnl_bench.escaping import terminal
+from flnl_bench.suite.api import SuiteResult, Watch
 from flnl_bench.suite.grid import Item
-from flnl_bench.suite.library import SuiteResult, Watch
-from flnl_bench.text import terminal
+from flnl_bench.suite.progress import Board, RunStatus, cost
+from flnl_bench.suite.suite_file import AXES
 
 STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
 

@@ -12,7 +12,7 @@ from flnl_bench.data.digits import DIGITS
 from flnl_bench.data.downloads import DOWNLOADS, HUMAN_LABELS
 from flnl_bench.data.own import OWN_DATA
 from flnl_bench.errors import BadInput, expect, unknown
-from flnl_bench.tables import Table, call, check_entry
+from flnl_bench.registry import Registry, call, check_entry
 
 
 def check_dataset_kind(entry: object) -> None:
@@ -23,7 +23,7 @@ def check_dataset_kind(entry: object) -> None:
         raise BadInput(f"DatasetKind {entry.name!r} has no function `load`")
 
 
-DATASETS: Table[DatasetKind] = Table(
+DATASETS: Registry[DatasetKind] = Registry(
     "data set",
     "flnl_register_datasets",
     check_dataset_kind,

@@ -14,7 +14,7 @@ import numpy as np
 
 from flnl_bench.data.class_maps import next_class
 from flnl_bench.errors import BadInput
-from flnl_bench.streams import stream
+from flnl_bench.random_streams import stream
 
 SAMPLED_IMAGES = 64  # images of each part that go into the digest: enough to tell two data sets apart
 

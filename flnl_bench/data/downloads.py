@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flnl_bench.atomic_files import read_npz, sweep_parts
 from flnl_bench.data import class_maps
 from flnl_bench.data.dataset import (
     HOW_TO_POINT,
@@ -26,7 +27,6 @@ from flnl_bench.data.dataset import (
     as_labels,
 )
 from flnl_bench.errors import BadInput, MissingData, one_line
-from flnl_bench.files import read_npz, sweep_parts
 
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 TIMEOUT = 10.0  # seconds without an answer before a download is given up

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flnl_bench.atomic_files import open_file, read_npz
 from flnl_bench.data.dataset import Dataset, DatasetKind, LoadProgress, stratified_split
 from flnl_bench.errors import BadInput, MissingData, one_line
-from flnl_bench.files import open_file, read_npz
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from flnl_bench.doctor import datasets, machine, numbers, probes, speed
-from flnl_bench.doctor.finding import Check
+from flnl_bench.doctor import datasets, machine, probes, reproducibility, speed
+from flnl_bench.doctor.check_result import Check
 
 CHECKS: dict[str, Check] = {
     "versions": machine.versions,
@@ -15,15 +15,15 @@ CHECKS: dict[str, Check] = {
     "data sets": datasets.datasets,
     "results folder": machine.results_folder,
     "temporary folder": machine.temporary_folder,
-    "repeated": numbers.repeats,
-    "resumed": numbers.resumes,
-    "with workers": numbers.shares,
-    "CPU and device": numbers.agrees,
+    "repeated": reproducibility.repeats,
+    "resumed": reproducibility.resumes,
+    "with workers": reproducibility.shares,
+    "CPU and device": reproducibility.agrees,
     "tf32": partial(probes.probe, option="precision", value="tf32"),
     "bfloat16": partial(probes.probe, option="precision", value="bfloat16"),
 }
 SLOW: dict[str, Check] = {  # what --quick leaves out
-    "all methods": numbers.methods,
+    "all methods": reproducibility.methods,
     "compile": partial(probes.probe, option="compile", value="default"),
     "cudagraphs": partial(probes.probe, option="compile", value="cudagraphs"),
     **{f"rate {model}": partial(speed.rate, model=model) for model in speed.MODELS},

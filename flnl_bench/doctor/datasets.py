@@ -8,7 +8,7 @@ from flnl_bench.data import DATASETS, load_dataset
 from flnl_bench.data.clothing import LISTS
 from flnl_bench.data.dataset import data_root
 from flnl_bench.data.downloads import HUMAN, SOURCES, fetch
-from flnl_bench.doctor.finding import Asked, Finding
+from flnl_bench.doctor.check_result import Asked, Finding
 from flnl_bench.errors import one_line
 
 TRACES = {  # what torchvision puts into the data folder

@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import flnl_bench
-from flnl_bench.doctor.finding import Asked, Finding
-from flnl_bench.files import replace_file
-from flnl_bench.recorder.claim import claimed
-from flnl_bench.registry import default_registry
+from flnl_bench.atomic_files import replace_file
+from flnl_bench.doctor.check_result import Asked, Finding
+from flnl_bench.methods import default_methods
+from flnl_bench.results.lock import claimed
 
 GIGA = 1e9
 
@@ -92,7 +92,7 @@ def cores() -> int:
 
 def plugins(asked: Asked) -> Finding:
     """What plugins add, and which of them cannot be used."""
-    registry = default_registry()
+    registry = default_methods()
     details = {"plugins": registry.plugins, "methods": list(registry.methods), "problems": registry.problems}
     if registry.problems:
         return Finding(

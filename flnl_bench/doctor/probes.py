@@ -8,8 +8,8 @@ import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flnl_bench.doctor.finding import Asked, Finding
-from flnl_bench.doctor.numbers import make, outcome
+from flnl_bench.doctor.check_result import Asked, Finding
+from flnl_bench.doctor.reproducibility import make, outcome
 from flnl_bench.engine.devices import check_precision, choose_devices
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import start_worker

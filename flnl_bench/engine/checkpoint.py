@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flnl_bench.engine.contract import count_bytes
+from flnl_bench.atomic_files import read_file, replace_file
+from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.files import read_file, replace_file
 
 FORMAT = 3  # 2 had a file for every client, 1 no digests; both are still read
 SMALL = 1 << 16  # bytes of a state

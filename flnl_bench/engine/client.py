@@ -31,13 +31,14 @@ from flnl_bench.api import (
 )
 from flnl_bench.config import COMPILE_MODES, Training
 from flnl_bench.data.dataset import Augmentation
-from flnl_bench.engine.contract import as_losses, as_message, as_part, as_portions, as_state, check_plain
+from flnl_bench.engine.augmentation import Views
+from flnl_bench.engine.batches import FederatedImages, as_images
 from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, seeded, sent
-from flnl_bench.engine.images import FederatedImages, as_images
+from flnl_bench.engine.hook_checks import as_losses, as_message, as_part, as_portions, as_state, check_plain
+from flnl_bench.engine.ledger import Cost, take_work
 from flnl_bench.engine.sgd import SGD
-from flnl_bench.engine.views import Views
-from flnl_bench.models.network import Cost, Network, take_work
-from flnl_bench.streams import seed_of, stream
+from flnl_bench.models.network import Network
+from flnl_bench.random_streams import seed_of, stream
 
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
 

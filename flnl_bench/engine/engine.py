@@ -16,23 +16,20 @@ from flnl_bench.api import Client, Method, Server, State, Terms, Update, Weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
 from flnl_bench.engine.client import Call, Reply, WorkerSpec, sent_weights
-from flnl_bench.engine.contract import (
+from flnl_bench.engine.devices import CPU, Devices, configure, placed, seeded, sent
+from flnl_bench.engine.hook_checks import (
     as_clients,
     as_numbers,
     as_state,
     check_plain,
     check_weights,
-    count_bytes,
 )
-from flnl_bench.engine.devices import CPU, Devices, configure, placed, seeded, sent
-from flnl_bench.engine.leaving import leaving
+from flnl_bench.engine.ledger import Cost, count_bytes, leaving, merge, take_work
 from flnl_bench.engine.pool import ProcessPool
 from flnl_bench.errors import expect
-from flnl_bench.messages import merge
 from flnl_bench.models import make_network
-from flnl_bench.models.network import Cost, take_work
+from flnl_bench.random_streams import seed_of, stream
 from flnl_bench.scenario import Scenario, parse_partition
-from flnl_bench.streams import seed_of, stream
 
 
 class Executor(Protocol):

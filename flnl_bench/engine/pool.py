@@ -29,10 +29,10 @@ from torch import Tensor
 
 from flnl_bench import plugin_files
 from flnl_bench.api import Weights
+from flnl_bench.engine.batches import RESIDENT_BYTES
 from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Reply, WorkerSpec
-from flnl_bench.engine.contract import check_task
 from flnl_bench.engine.devices import Devices, placed, sent, to_cpu
-from flnl_bench.engine.images import RESIDENT_BYTES
+from flnl_bench.engine.hook_checks import check_task
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import alive, start_worker
 

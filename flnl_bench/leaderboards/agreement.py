@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.leaderboards.paper import numbers
-from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
+from flnl_bench.leaderboards.render import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import Row, Table, rank_column
 
 OTHERWISE = "cifar10"  # whose order is taken for data sets that the paper does not have

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.beliefs import read_beliefs
+from flnl_bench.results.beliefs import read_beliefs
 
 
 def class_recall(beliefs: Path) -> list[float | None]:

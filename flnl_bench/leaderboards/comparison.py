@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.metrics import METRICS, Metric
-from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
+from flnl_bench.leaderboards.render import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import Row, Table
 
 ENOUGH = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %

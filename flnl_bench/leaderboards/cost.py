@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flnl_bench.engine.ledger import PER, Sent, amount, merge, sentence
 from flnl_bench.leaderboards.runs import FinishedRun
-from flnl_bench.messages import PER, Sent, amount, merge, sentence
 
 COLUMNS = {  # the numbers of a run, and their headers
     "megabytes_down": "down (MB)",

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.text import html, latex, markdown
+from flnl_bench.escaping import html, latex, markdown
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.leaderboard import Leaderboard
-    from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
+    from flnl_bench.leaderboards.render import Entry, Sheet, SheetRow
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def write_table(board: Leaderboard) -> str:
 
 def write_csv(board: Leaderboard) -> str:
     """One line a cell, with all digits."""
-    from flnl_bench.leaderboards.data import as_csv
+    from flnl_bench.leaderboards.export import as_csv
 
     return as_csv(board)
 
 
 def write_json(board: Leaderboard) -> str:
     """One document with everything."""
-    from flnl_bench.leaderboards.data import as_json
+    from flnl_bench.leaderboards.export import as_json
 
     return as_json(board)
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.agreement import agreement_sheet
+from flnl_bench.leaderboards.comparability import group
 from flnl_bench.leaderboards.comparison import check_name, comparison_sheet
 from flnl_bench.leaderboards.formats import FORMATS, html_fragment
-from flnl_bench.leaderboards.grouping import group
 from flnl_bench.leaderboards.metrics import COST
 from flnl_bench.leaderboards.paper import paper_cells, protocols, unlike_paper
+from flnl_bench.leaderboards.render import Sheet, cost_sheet, main_sheet, seed_sets
 from flnl_bench.leaderboards.runs import Found, chosen
-from flnl_bench.leaderboards.sheet import Sheet, cost_sheet, main_sheet, seed_sets
 from flnl_bench.leaderboards.table import Table, make_table
-from flnl_bench.recorder.record import METRICS
+from flnl_bench.results.run_record import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ class Leaderboard:
         """One row a cell and one called `avg` a method, with the columns of the CSV and all digits."""
         import pandas as pd
 
-        from flnl_bench.leaderboards.data import columns, records
+        from flnl_bench.leaderboards.export import columns, records
 
         frame = pd.DataFrame(records(self), columns=list(columns(self)))
         return frame.astype({"count": "Int64"}) if "count" in frame else frame

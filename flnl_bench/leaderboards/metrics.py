@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from flnl_bench.errors import unknown
 from flnl_bench.leaderboards.runs import FinishedRun
-from flnl_bench.recorder.folder import RunFolder
-from flnl_bench.recorder.record import LAST
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import LAST
 
 COST = "cost"  # no number but a table of its own
 

@@ -119,7 +119,7 @@ def changed_of(table: Table, row: Row) -> Mapping[str, Any] | None:
     """The hyper-parameters of a row that its preset does not say; of older runs they are worked out."""
     if row.changed is not None:
         return row.changed
-    from flnl_bench.runs.resolve import changed_values
+    from flnl_bench.running.resolve import changed_values
 
     about = table.protocol
     try:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from flnl_bench.config import key_of
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.recorder.folder import read_records
-from flnl_bench.recorder.record import METRICS, RunRecord
+from flnl_bench.results.run_folder import read_records
+from flnl_bench.results.run_record import METRICS, RunRecord
 
 R = TypeVar("R")
 

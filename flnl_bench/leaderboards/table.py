@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flnl_bench.leaderboards.comparability import Group, MethodRuns, Protocol, scored, setting_key
 from flnl_bench.leaderboards.cost import RowCost, row_cost
-from flnl_bench.leaderboards.grouping import Group, MethodRuns, Protocol, scored, setting_key
 from flnl_bench.leaderboards.metrics import METRICS, Metric
 
 BEST, SECOND = "best", "second"

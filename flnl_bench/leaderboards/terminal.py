@@ -10,9 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from flnl_bench.leaderboards.sheet import Entry, Sheet, SheetRow
+from flnl_bench.escaping import terminal
+from flnl_bench.leaderboards.render import Entry, Sheet, SheetRow
 from flnl_bench.leaderboards.table import BEST, SECOND
-from flnl_bench.text import terminal
 
 GAP = 2
 WIDE = 500  # columns of a file: no row is ever broken

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from flnl_bench.errors import BadInput, expect, unknown
-from flnl_bench.tables import Table, call, check_entry
+from flnl_bench.registry import Registry, call, check_entry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,7 @@ def _backbones() -> ModuleType:
     return backbones
 
 
-MODELS: Table[ModelKind] = Table(
+MODELS: Registry[ModelKind] = Registry(
     "model",
     "flnl_register_models",
     check_model,

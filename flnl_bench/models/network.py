@@ -3,43 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, autocast, bfloat16, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
-
-@dataclass
-class Cost:
-    """Counters that the engine and the networks add to."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    forward: int = 0  # samples through a network, with or without gradient
-    backward: int = 0  # samples whose gradient was asked for
-    mixtures: int = 0  # fits of a mixture, on clients and on the server
-    searches: int = 0  # searches of the nearest neighbours of all samples of a client
-
-    def add(self, other: Cost) -> None:
-        """Add the counts of `other` to this one."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-
-
-_pending = Cost()  # of this process: what no network can count, until the engine takes it
-
-
-def count_work(*, mixtures: int = 0, searches: int = 0) -> None:
-    """Count work that is no pass through a network."""
-    _pending.add(Cost(mixtures=mixtures, searches=searches))
-
-
-def take_work() -> Cost:
-    """What was counted since this was last asked in this process."""
-    global _pending
-    taken, _pending = _pending, Cost()
-    return taken
+from flnl_bench.engine.ledger import Cost
 
 
 class Network(nn.Module):

@@ -13,9 +13,9 @@ from typing import Any
 from flnl_bench.config import NUMBERS_VERSION, TRAINING, Training, training_changes
 from flnl_bench.data import dataset_name
 from flnl_bench.errors import BadInput, require, unknown
-from flnl_bench.runs.library import check_seed
-from flnl_bench.runs.presets import load_preset
-from flnl_bench.runs.resolve import protocol
+from flnl_bench.running.api import check_seed
+from flnl_bench.running.presets import load_preset
+from flnl_bench.running.resolve import protocol
 from flnl_bench.scenario import parse_partition, parse_setting
 
 AXES = ("partition", "setting", "clients", "fraction", "epochs")

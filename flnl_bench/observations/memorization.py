@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flnl_bench.api import Client, Method, Model, State, Step, Update, Weights
+from flnl_bench.atomic_files import is_number, json_text, make_writable, parse_json, read_file, replace_file
 from flnl_bench.config import Training, sampled_clients
 from flnl_bench.data import Dataset, LoadProgress
 from flnl_bench.engine.client import Call, Reply
 from flnl_bench.engine.devices import Devices, check_precision, choose_devices
 from flnl_bench.engine.engine import Engine, Executor
 from flnl_bench.errors import BadInput, require
-from flnl_bench.files import is_number, json_text, make_writable, parse_json, read_file, replace_file
 from flnl_bench.observations.cases import AXES, Case, make_cases
-from flnl_bench.recorder.record import LAST
-from flnl_bench.runs.resolve import cached_dataset, generate
+from flnl_bench.results.run_record import LAST
+from flnl_bench.running.resolve import cached_dataset, generate
 from flnl_bench.scenario import Scenario, dress, stage
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.grouping import MethodRuns
+from flnl_bench.leaderboards.comparability import MethodRuns
 from flnl_bench.leaderboards.runs import FinishedRun
 from flnl_bench.plots.source import Cell, Filters, beliefs_of, cells_of, runs_of, titles_of
 from flnl_bench.plots.style import (
@@ -137,7 +137,7 @@ def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
         source: results, a frame of runs, a run, a folder of one or of many, or several of these.
         filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
     """
-    from flnl_bench.recorder.diagnostics import correlation
+    from flnl_bench.results.diagnostics import correlation
 
     def ratios(run: FinishedRun) -> np.ndarray:
         arrays = beliefs_of(run, "realised_ratio", "estimated_ratio")
@@ -194,7 +194,7 @@ def fscore(source: Source, **filters: Unpack[Filters]) -> Figure:
 
 def client_scores(run: FinishedRun) -> np.ndarray:
     """The F-score of the split of each client that was judged."""
-    from flnl_bench.recorder.diagnostics import sieve_scores
+    from flnl_bench.results.diagnostics import sieve_scores
 
     arrays = beliefs_of(run, "client", "given", "true", "clean")
     if arrays is None:

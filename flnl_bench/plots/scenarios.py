@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from flnl_bench.errors import BadInput, require
-from flnl_bench.leaderboards.grouping import setting_key
+from flnl_bench.leaderboards.comparability import setting_key
 from flnl_bench.leaderboards.runs import FinishedRun
 from flnl_bench.plots.source import Filters, beliefs_of, runs_of, titles_of
 from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, legend, plain

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.frames import Results
-from flnl_bench.leaderboards.grouping import MethodRuns, Protocol, group, setting_key
+from flnl_bench.leaderboards.comparability import MethodRuns, Protocol, group, setting_key
+from flnl_bench.leaderboards.pandas_api import Results
 from flnl_bench.leaderboards.runs import FinishedRun, chosen, finished_run
-from flnl_bench.recorder.beliefs import read_beliefs
-from flnl_bench.recorder.folder import RunFolder, read_records
-from flnl_bench.recorder.record import Row
-from flnl_bench.runs.result import RunResult
+from flnl_bench.results.beliefs import read_beliefs
+from flnl_bench.results.run_folder import RunFolder, read_records
+from flnl_bench.results.run_record import Row
+from flnl_bench.running.result import RunResult
 
 if TYPE_CHECKING:
     import pandas as pd

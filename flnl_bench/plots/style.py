@@ -13,8 +13,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
 
+from flnl_bench.atomic_files import replace_file
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.files import replace_file
 
 try:
     import matplotlib

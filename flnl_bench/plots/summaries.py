@@ -13,7 +13,7 @@ from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.runs import FinishedRun
 from flnl_bench.plots.source import Cell, Filters, base_of, cells_of, runs_of, titles_of
 from flnl_bench.plots.style import Figure, canvas, head, in_style, legend, listed, look_of, plain
-from flnl_bench.recorder.record import METRICS
+from flnl_bench.results.run_record import METRICS
 
 if TYPE_CHECKING:
     from flnl_bench.plots.source import Source

@@ -14,15 +14,15 @@ from typing import Any
 
 from flnl_bench.leaderboards.agreement import OVERALL, agreements, compared_with
 from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.leaderboards.comparability import Group, group
 from flnl_bench.leaderboards.cost import COLUMNS, run_cost
-from flnl_bench.leaderboards.grouping import Group, group
 from flnl_bench.leaderboards.metrics import METRICS, Metric
 from flnl_bench.leaderboards.paper import paper_cells, protocols
 from flnl_bench.leaderboards.runs import FinishedRun, finished_run
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_table
-from flnl_bench.recorder.folder import Records, RunFolder
-from flnl_bench.recorder.record import Row as Round
-from flnl_bench.recorder.record import RunRecord
+from flnl_bench.results.run_folder import Records, RunFolder
+from flnl_bench.results.run_record import Row as Round
+from flnl_bench.results.run_record import RunRecord
 
 ACCURACIES = ("last10", "best")  # that the paper has, too
 POINTS = 200  # of a curve: more than a chart has room for

@@ -13,18 +13,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flnl_bench.atomic_files import json_text
+from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
-from flnl_bench.files import json_text
+from flnl_bench.escaping import lines
 from flnl_bench.leaderboards.formats import FORMATS
-from flnl_bench.leaderboards.frames import check_folder
 from flnl_bench.leaderboards.leaderboard import make_leaderboard
 from flnl_bench.leaderboards.metrics import COST
+from flnl_bench.leaderboards.pandas_api import check_folder
+from flnl_bench.leaderboards.render import cost_sheet
 from flnl_bench.leaderboards.runs import Found
-from flnl_bench.leaderboards.sheet import cost_sheet
-from flnl_bench.messages import sentence
-from flnl_bench.recorder.folder import read_records
 from flnl_bench.report.gather import CURVES, Report, RunPage, thinned
-from flnl_bench.text import lines
+from flnl_bench.results.run_folder import read_records
 
 if TYPE_CHECKING:
     import jinja2
@@ -195,9 +195,9 @@ def _curves(page: RunPage) -> dict[str, Any]:
 
 def _about_methods() -> dict[str, Mapping[str, str]]:
     """What the installed methods and their variants say of themselves."""
-    from flnl_bench.registry import default_registry
+    from flnl_bench.methods import default_methods
 
-    registry = default_registry()
+    registry = default_methods()
     return {
         name: {
             "summary": ((cls.__doc__ or "").strip().splitlines() or [""])[0],

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
 
 # Of each kind: the table that its names are in, and how an entry called NAME is run.
 KINDS = {
@@ -34,8 +34,8 @@ def new_plugin(name: str, kind: str = "method", folder: Path = Path()) -> Path:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z][a-z0-9]*)*", name):
         raise BadInput(f"{name!r}: expected lower-case words joined by dashes, as in my-{kind}")
     table, options = KINDS[kind]
-    if name in default_registry().tables[table]:
-        owner = default_registry().tables[table].origin[name]
+    if name in default_methods().tables[table]:
+        owner = default_methods().tables[table].origin[name]
         raise BadInput(f"there is a {kind} {name!r} already (from {owner!r}); choose another name")
     made = folder / name
     if made.exists():

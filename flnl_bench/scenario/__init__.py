@@ -12,8 +12,8 @@ from flnl_bench.scenario.scenario import (
     scenario_summary,
     stage,
 )
+from flnl_bench.scenario.scenario_file import check_dataset, load_scenario, save_scenario
 from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, Setting
-from flnl_bench.scenario.store import check_dataset, load_scenario, save_scenario
 
 __all__ = [
     "NOISES",

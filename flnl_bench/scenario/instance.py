@@ -10,6 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from flnl_bench.random_streams import stream
 from flnl_bench.scenario.setting import (
     NoiseKind,
     NoisyClient,
@@ -20,7 +21,6 @@ from flnl_bench.scenario.setting import (
     number,
     one_of,
 )
-from flnl_bench.streams import stream
 
 SPREAD = 0.1  # of the samples' flip rates around ρ
 _NORMAL = NormalDist()

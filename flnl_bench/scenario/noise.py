@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flnl_bench.errors import BadInput, expect, unknown
+from flnl_bench.random_streams import stream
+from flnl_bench.registry import Registry, call, check_entry
 from flnl_bench.scenario.annotators import ANNOTATORS
 from flnl_bench.scenario.instance import INSTANCE
-from flnl_bench.scenario.margin import MARGIN
 from flnl_bench.scenario.open_set import OPEN_SET
+from flnl_bench.scenario.pmd import MARGIN
 from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Setting, parse_options, rounded_down
 from flnl_bench.scenario.transitions import MATRIX, PAIR
-from flnl_bench.streams import stream
-from flnl_bench.tables import Table, call, check_entry
 
 
 # -- the parsers of what follows a name --------------------------------------------------------------
@@ -179,7 +179,7 @@ def check_noise(entry: object) -> None:
         raise BadInput(f"NoiseKind {entry.name!r} needs either a function `labels` or kinds `among`")
 
 
-NOISES: Table[NoiseKind] = Table(
+NOISES: Registry[NoiseKind] = Registry(
     "noise",
     "flnl_register_noises",
     check_noise,

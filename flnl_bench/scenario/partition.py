@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flnl_bench.errors import BadInput, expect, unknown
-from flnl_bench.tables import Table, call, check_entry
+from flnl_bench.registry import Registry, call, check_entry
 
 
 # -- what a kind is ----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def check_partition(entry: object) -> None:
 
 
 ALPHA = Parameter("ALPHA", 0.001, 1e6, example=0.3, symbol="α")  # within it the draws of NumPy are sound
-PARTITIONS: Table[PartitionKind] = Table(
+PARTITIONS: Registry[PartitionKind] = Registry(
     "partition",
     "flnl_register_partitions",
     check_partition,

@@ -14,12 +14,12 @@ import numpy as np
 from flnl_bench.data.catalogue import load_dataset
 from flnl_bench.data.dataset import Dataset, LoadProgress
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.labels import label
+from flnl_bench.random_streams import stream
+from flnl_bench.registry import call
+from flnl_bench.scenario.apply_noise import label
 from flnl_bench.scenario.noise import parse_setting
 from flnl_bench.scenario.open_set import in_shape
 from flnl_bench.scenario.partition import parse_partition
-from flnl_bench.streams import stream
-from flnl_bench.tables import call
 
 MOST_COUNTS = 2_000_000  # of transitions that are written down: 16 MB; 100 clients of 141 classes
 

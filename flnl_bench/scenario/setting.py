@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from flnl_bench.atomic_files import read_array
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.files import read_array
-from flnl_bench.streams import stream
+from flnl_bench.random_streams import stream
 
 FLOAT_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
 Load = Callable[[str], Dataset]  # another data set by its name

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.folder import read_records
-from flnl_bench.suite.board import Board
+from flnl_bench.results.run_folder import read_records
 from flnl_bench.suite.grid import fedavg_samples
+from flnl_bench.suite.progress import Board
 
 PROBE = 1.0  # seconds of training a network, to learn its rate
 BATCH, CHANNELS, SIDE, CLASSES = 32, 3, 32, 10  # of the probe: CIFAR's images

@@ -11,10 +11,10 @@ from pathlib import Path
 from flnl_bench.config import RunConfig, written
 from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
-from flnl_bench.recorder.folder import RunFolder, run_folder
-from flnl_bench.registry import Registry, default_registry
-from flnl_bench.runs.resolve import Request, changed_values, configure
-from flnl_bench.suite.file import Suite, Variation
+from flnl_bench.methods import Methods, default_methods
+from flnl_bench.results.run_folder import RunFolder, run_folder
+from flnl_bench.running.resolve import Request, changed_values, configure
+from flnl_bench.suite.suite_file import Suite, Variation
 
 MOST = 100_000  # runs of a suite
 
@@ -57,7 +57,7 @@ def make_grid(
     out: Path,
     data_dir: Path | None = None,
     device: str = "cpu",
-    registry: Registry | None = None,
+    registry: Methods | None = None,
     tracker: tuple[str, ...] = (),
     save_model: bool = False,
 ) -> list[Item]:
@@ -72,7 +72,7 @@ def make_grid(
         tracker: names of trackers that see all runs.
         save_model: keep the weights of all runs.
     """
-    registry = registry or default_registry()
+    registry = registry or default_methods()
     methods = list(_methods(suite, registry))
     axes = (suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings)
     if (count := math.prod(map(len, (methods, *axes)))) > MOST:
@@ -102,13 +102,13 @@ def make_grid(
     return list(items.values())
 
 
-def _label(config: RunConfig, preset: str, registry: Registry) -> str:
+def _label(config: RunConfig, preset: str, registry: Methods) -> str:
     """A method with what is changed about it; a sweep passes through the method as it is."""
     changed = changed_values(config.method, config.dataset, preset, config.hyperparameters, registry)
     return f"{config.method} {written(changed)}".rstrip()
 
 
-def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str | None, dict[str, str]]]:
+def _methods(suite: Suite, registry: Methods) -> Iterator[tuple[str, str | None, dict[str, str]]]:
     """Method, name of the ablation and changed hyper-parameters of every row of the grid."""
     used = {*suite.methods, *(variation.method for variation in suite.variations)}
     for name, changes in suite.changes.items():
@@ -129,7 +129,7 @@ def _methods(suite: Suite, registry: Registry) -> Iterator[tuple[str, str | None
             yield variation.method, told, {**base, **values}
 
 
-def _changes(suite: Suite, registry: Registry, method: str) -> dict[str, str]:
+def _changes(suite: Suite, registry: Methods, method: str) -> dict[str, str]:
     """What the suite sets for a method; what is set for the base does not undo its variant."""
     base, _, variant = method.partition("/")
     own = registry.method_class(method).variants.get(variant, {})

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from flnl_bench.processes import hear_termination, interruptible, start_worker
-from flnl_bench.suite.conduct import Outcome, job_of, work
 from flnl_bench.suite.grid import Item
+from flnl_bench.suite.scheduler import Outcome, job_of, work
 
 
 def slots(jobs: int | None, device: str, runs_per_gpu: int) -> tuple[int, list[str]]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.suite.conduct import Outcome, job_of, work
 from flnl_bench.suite.grid import Item
+from flnl_bench.suite.scheduler import Outcome, job_of, work
 
 
 class RayLauncher:

@@ -14,8 +14,8 @@ from typing import Any
 
 from flnl_bench.errors import BadInput
 from flnl_bench.processes import interruptible
-from flnl_bench.suite.conduct import Job, Outcome, job_of, work
 from flnl_bench.suite.grid import Item
+from flnl_bench.suite.scheduler import Job, Outcome, job_of, work
 
 CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, to try it without Slurm
 

@@ -9,6 +9,7 @@ In a test file of the plugin:
         check()
 """
 
+from flnl_bench.testing.checks import CHECKS, Check, Finding, examine, kind_of, parametrize_with_checks
 from flnl_bench.testing.methods import (
     check_beliefs,
     check_blind,
@@ -23,8 +24,7 @@ from flnl_bench.testing.methods import (
     check_resumes,
     check_travels,
 )
-from flnl_bench.testing.report import CHECKS, Check, Finding, examine, kind_of, parametrize_with_checks
-from flnl_bench.testing.world import (
+from flnl_bench.testing.worlds import (
     CPU,
     ROUNDS,
     TRAINING,

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from flnl_bench.api import Method, Weights
+from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.client import Call, ClientWorker, Reply
-from flnl_bench.engine.contract import check_task
 from flnl_bench.engine.engine import Engine
-from flnl_bench.engine.views import check_views
-from flnl_bench.recorder.diagnostics import gather_beliefs, judge
-from flnl_bench.registry import check_class
-from flnl_bench.testing.world import (
+from flnl_bench.engine.hook_checks import check_task
+from flnl_bench.methods import check_class
+from flnl_bench.results.diagnostics import gather_beliefs, judge
+from flnl_bench.testing.worlds import (
     ROUNDS,
     degenerate_scenario,
     play,

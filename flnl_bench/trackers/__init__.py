@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from flnl_bench.errors import BadInput
-from flnl_bench.tables import Table, check_name
+from flnl_bench.registry import Registry, check_name
 from flnl_bench.trackers.mlflow import MLflow
 from flnl_bench.trackers.tensorboard import TensorBoard
 from flnl_bench.trackers.tracker import TrackedRun, Tracker, numbers
@@ -37,7 +37,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-TRACKERS: Table[type[Tracker]] = Table(
+TRACKERS: Registry[type[Tracker]] = Registry(
     "tracker", "flnl_register_trackers", check_tracker, (TensorBoard, MLflow, WeightsAndBiases)
 )
 

@@ -1,0 +1,58 @@
+"""A run file: the options of one run in TOML, to keep, share and repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.atomic_files import read_toml
+from flnl_bench.config import TRAINING, training_changes
+from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.running.api import OPTIONS, check_kinds, check_seed
+from flnl_bench.running.presets import check_values
+
+KEYS = OPTIONS | {"seed", "seeds", "training", "plugin"}
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The options of a run file, flat; every complaint names it."""
+    try:
+        table = read_toml(path)
+    except FileNotFoundError:
+        raise BadInput(f"there is no run file {path}") from None
+    for key in table.keys() - KEYS:
+        raise unknown("option", key, KEYS, str(path))
+    for key in ("set", "training"):
+        if not isinstance(table.get(key, {}), dict):
+            raise BadInput(f"{path}: {key} must be a table")
+    training = table.pop("training", {})
+    for key in training.keys() - {*TRAINING}:
+        raise unknown("key", key, TRAINING, f"{path}: [training]")
+    if both := sorted(training.keys() & table.keys()):
+        raise BadInput(f"{path}: {both[0]} is there twice, above and in [training]")
+    _check(path, {**training, **table})
+    return {**training, **{key: _from_here(path, key, value) for key, value in table.items()}}
+
+
+def _check(path: Path, options: dict[str, Any]) -> None:
+    """Refuse values of a wrong type or out of range here, where it is known who says them."""
+    try:
+        check_kinds(options)
+        seeds = options.get("seeds", [options.get("seed", 1)])
+        require(isinstance(seeds, list) and len(seeds) > 0, "seeds", repr(seeds), "a list of whole numbers")
+        for seed in seeds:
+            check_seed(seed)
+        check_values(training_changes({k: v for k, v in options.items() if k in TRAINING}), "")
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _from_here(path: Path, key: str, value: Any) -> Any:
+    """Names of files to read as they are seen from the run file."""
+    if key == "plugin":
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise BadInput(f"{path}: plugin must be the name of a file, or a list of them")
+        return [path.parent / name for name in value]
+    is_file = isinstance(value, str) and (key == "scenario" or (key == "preset" and value.endswith(".toml")))
+    return str(path.parent / Path(value).expanduser()) if is_file else value

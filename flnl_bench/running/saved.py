@@ -1,0 +1,189 @@
+"""The global weights of a run as files: the final ones and those of the best round."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from flnl_bench.api import Method, Weights, network_weights
+from flnl_bench.atomic_files import replace_file
+from flnl_bench.config import RunConfig
+from flnl_bench.data import Augmentation, Dataset
+from flnl_bench.engine.augmentation import Views, draw_view
+from flnl_bench.engine.client import EVALUATION_BATCH
+from flnl_bench.engine.devices import CPU, seeded
+from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.methods import default_methods
+from flnl_bench.models import make_network
+from flnl_bench.random_streams import seed_of
+from flnl_bench.results.run_record import read_config
+
+if TYPE_CHECKING:
+    from flnl_bench.running.tracking import Tell
+
+FILES = {"final": "final.safetensors", "best": "best.safetensors"}
+KEY = "flnl_bench"  # of what the files say about themselves
+
+
+class Keeper:
+    """Writes the weights of a run while it is played."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        dataset: Dataset,
+        rounds: Sequence[Mapping[str, Any]],
+        tell: Tell,
+    ) -> None:
+        """Go on after `rounds`: the best of them is in its file, unless nobody kept it."""
+        self.folder = folder
+        self.about = {
+            "config": config.as_dict(),
+            "classes": dataset.classes,
+            "channels": dataset.train_x.shape[1],
+            "size": dataset.train_x.shape[2:],
+            "mean": dataset.mean,
+            "std": dataset.std,
+            "augmentation": dataclasses.asdict(dataset.augmentation),
+        }
+        self.best = self._kept(len(rounds))
+        known = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
+        if known and self.best != max(known):
+            tell("the weights of the best round so far were not kept; best.safetensors is of a later one")
+
+    def _kept(self, finished: int) -> float | None:
+        """The accuracy of the best weights in the file; those of a round that a stop undid do not count."""
+        with contextlib.suppress(BadInput):
+            about = _about(self.folder / FILES["best"])
+            return about["accuracy"] if about["round"] < finished else None
+        return None
+
+    def round(self, weights: Weights, row: Mapping[str, Any]) -> None:
+        """Keep the weights if they are the best so far; called before the round is checkpointed."""
+        accuracy = row["accuracy"]
+        if accuracy is not None and (self.best is None or accuracy > self.best):
+            self._write("best", weights, row)
+            self.best = accuracy
+
+    def end(self, weights: Weights, row: Mapping[str, Any]) -> None:
+        """Keep the final weights."""
+        self._write("final", weights, row)
+
+    def _write(self, which: str, weights: Weights, row: Mapping[str, Any]) -> None:
+        about = {**self.about, "round": row["round"], "accuracy": row["accuracy"]}
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        replace_file(self.folder / FILES[which], save(tensors, metadata={KEY: json.dumps(about)}))
+
+
+# -- reading -----------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SavedModel:
+    """The global model of a run after one of its rounds."""
+
+    config: RunConfig
+    round: int  # from 0
+    accuracy: float | None  # on the test set, in percent
+    classes: tuple[str, ...]
+    weights: Weights  # by name, on the CPU
+    network: nn.Module  # with these weights, in evaluation mode; takes normalised images
+    method: Method
+    views: Views
+    shape: tuple[int | None, ...]  # of an image [C, H, W]; None: a file of an earlier version does not say
+
+    @torch.inference_mode()
+    def logits(self, images: np.ndarray) -> Tensor:
+        """What the model says to uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
+        self._check(images)
+        outputs = []
+        for batch in np.split(images, range(EVALUATION_BATCH, len(images), EVALUATION_BATCH)):
+            draw = draw_view("plain", len(batch), self.views.augmentation, np.random.default_rng(0))
+            shown = self.views.render(torch.from_numpy(np.ascontiguousarray(batch)), draw)
+            outputs.append(self.method.predict(self.network, shown))
+        return torch.cat(outputs)
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """The classes, as numbers, of uint8 images [N, C, H, W]."""
+        return self.logits(images).argmax(1).numpy()
+
+    def _check(self, images: object) -> None:
+        """Refuse what the data set could not hold: floats from 0 to 1, say, would be taken for black."""
+        fits, found = False, type(images).__name__
+        if isinstance(images, np.ndarray):
+            found = f"{images.dtype} {[*images.shape]}"
+            sizes = zip(self.shape, images.shape[1:], strict=False)
+            fits = (images.dtype, images.ndim) == (np.uint8, 4) and all(a in (None, b) for a, b in sizes)
+        wanted = ", ".join(str(size or sign) for size, sign in zip(self.shape, "CHW", strict=True))
+        require(fits, "images", found, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
+
+    def __repr__(self) -> str:
+        return f"<SavedModel {self.config.method} after round {self.round + 1}: {self.accuracy} %>"
+
+
+def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
+    """The global model that `--save-model` kept of a run.
+
+    Args:
+        run: the folder of the run.
+        which: "best", the weights of the round with the highest test accuracy, or "final".
+    """
+    if which not in FILES:
+        raise unknown("weights", which, FILES)
+    path = Path(run).expanduser() / FILES[which]
+    about = _about(path)
+    config, augmentation = read_config(about["config"]), Augmentation(**about["augmentation"])
+    method = default_methods().method_class(config.method)(**config.hyperparameters)
+    weights = load_file(path)
+    cpu = torch.device("cpu")
+    return SavedModel(
+        config=config,
+        round=about["round"],
+        accuracy=about["accuracy"],
+        classes=tuple(about["classes"]),
+        weights=weights,
+        network=_network(config, method, about["channels"], len(about["classes"]), weights),
+        method=method,
+        views=Views(augmentation, tuple(about["mean"]), tuple(about["std"]), cpu),
+        shape=(about["channels"], *about.get("size", (None, None))),
+    )
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            return json.loads(file.metadata()[KEY])
+    except FileNotFoundError:
+        there = path.parent.is_dir()
+        why = "was the run played with --save-model (save_model=True)?" if there else "nor is its folder"
+        raise BadInput(f"{path} is not there: {why}") from None
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError):
+        raise BadInput(f"{path} does not hold weights of flnl-bench") from None
+
+
+def _network(config: RunConfig, method: Method, channels: int, classes: int, weights: Weights) -> nn.Module:
+    """The method's model with these weights; its parts that stay on clients have none."""
+
+    def new_net() -> nn.Module:
+        training = config.training
+        return make_network(training.model, channels=channels, classes=classes, norm=training.norm)
+
+    with seeded(seed_of(config.seed, "initial weights"), CPU):  # for what is built and not saved
+        network = method.build(new_net).requires_grad_(False).eval()
+    odd = set(weights) - set(network_weights(network))
+    if odd:
+        raise BadInput(
+            f"the saved weights do not fit {config.method} as it is now: {', '.join(sorted(odd)[:3])}"
+        )
+    network.load_state_dict(weights, strict=False)
+    return network

@@ -1,0 +1,148 @@
+"""A suite file: the axes of a grid of runs, in TOML, checked when it is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.atomic_files import read_toml
+from flnl_bench.config import TRAINING, as_set, plain, training_changes
+from flnl_bench.errors import BadInput, unknown
+
+AXES = {
+    "presets": ["quick"],
+    "datasets": ["digits"],
+    "partitions": ["iid"],
+    "settings": [],  # must be given
+    "seeds": [1],
+}
+TABLES = ("training", "set", "ablations", "sweeps")
+KEYS = ("name", "description", "preset", "methods", *AXES, *TABLES)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A method with changed hyper-parameters: one combination (ablation) or all of several values (sweep)."""
+
+    name: str
+    method: str
+    values: Mapping[str, tuple[str, ...]]  # hyper-parameter → its values, as text
+    sweep: bool
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite file says; names are checked when the grid is made."""
+
+    name: str
+    description: str
+    methods: tuple[str, ...]
+    presets: tuple[str, ...]
+    datasets: tuple[str, ...]
+    partitions: tuple[str, ...]
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+    training: Mapping[str, Any]
+    changes: Mapping[str, Mapping[str, str]]  # method → hyper-parameter → value, as text
+    variations: tuple[Variation, ...]
+
+
+def read_suite(path: Path) -> Suite:
+    """Read and check a suite file; every complaint names it."""
+    try:
+        return make_suite(read_toml(path), path.stem)
+    except FileNotFoundError:
+        raise BadInput(f"there is no suite file {path}") from None
+    except BadInput as error:
+        told = str(error)
+        raise BadInput(told if told.startswith(str(path)) else f"{path}: {told}") from None
+
+
+def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
+    """Check what a suite file holds, as a dictionary; `name` is for one that has none of its own."""
+    table = dict(table)
+    _check_keys(table, KEYS, "key")
+    for key in ("name", "description", "preset"):
+        _require(isinstance(table.get(key, ""), str), key, "a text")
+    for key in TABLES:
+        _require(isinstance(table.get(key, {}), dict), key, "a table")
+    if "preset" in table:  # short for a list of one
+        _require("presets" not in table, "preset", "left out where presets are given")
+        table["presets"] = [table["preset"]]
+    _require("settings" in table, "settings", "given")
+    axes = {key: _axis(table.get(key, default), key) for key, default in AXES.items()}
+    methods = _axis(table["methods"], "methods") if "methods" in table else ()
+    variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))
+    _require(bool(methods or variations), "methods", "given, unless there are ablations or sweeps")
+    return Suite(
+        name=table.get("name", name),
+        description=table.get("description", ""),
+        methods=methods,
+        training=_training(table.get("training", {})),
+        changes={method: _texts(values, f"set.{method}") for method, values in table.get("set", {}).items()},
+        variations=variations,
+        **axes,
+    )
+
+
+def _axis(values: Any, key: str) -> tuple[Any, ...]:
+    """A list without repetition, of whole numbers for the seeds and of names for the others."""
+    seeds = key == "seeds"
+    if isinstance(values, tuple | range | list):  # from Python, maybe with NumPy's numbers
+        values = [plain(value) for value in values]
+    what = "whole numbers from 0" if seeds else "names"
+    _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
+    good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)
+    _require(good, key, f"a list of {what}")
+    for value, times in Counter(values).items():
+        _require(times == 1, key, f"a list without repetition, but {value!r} is there twice")
+    return tuple(values)
+
+
+def _training(values: dict[str, Any]) -> dict[str, Any]:
+    """Changes of the protocol."""
+    _check_keys(values, TRAINING, "key", "[training]")
+    return training_changes(values, "training.")
+
+
+def _variations(table: Mapping[str, Any], key: str) -> list[Variation]:
+    """The named tables of ablations or sweeps: `method` and `set`; only sweeps may list values."""
+    found = []
+    for name, values in table.get(key, {}).items():
+        where = f"{key}.{name}"
+        _require(isinstance(values, dict), where, "a table")
+        _check_keys(values, ("method", "set"), "key", where)
+        _require(isinstance(values.get("method"), str), f"{where}.method", "the name of a method")
+        _require(isinstance(values.get("set"), dict) and values["set"], f"{where}.set", "a table of values")
+        lists: dict[str, tuple[str, ...]]
+        if key == "ablations":
+            lists = {name: (text,) for name, text in _texts(values["set"], f"{where}.set").items()}
+        else:
+            lists = {name: _listed(value, f"{where}.set.{name}") for name, value in values["set"].items()}
+        found.append(Variation(name, values["method"], lists, key == "sweeps"))
+    return found
+
+
+def _listed(value: Any, where: str) -> tuple[str, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
+    _require(len(values) > 0, where, "a value or a list of values")
+    return tuple(as_set(each, where) for each in values)
+
+
+def _texts(values: Any, where: str) -> dict[str, str]:
+    _require(isinstance(values, dict), where, "a table")
+    return {key: as_set(value, f"{where}.{key}") for key, value in values.items()}
+
+
+def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], what: str, where: str = "") -> None:
+    for key in table:
+        if key not in allowed:
+            raise unknown(what, key, allowed, where)
+
+
+def _require(condition: bool, key: str, must: str) -> None:
+    if not condition:
+        raise BadInput(f"{key} must be {must}")
