@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.running.api import make_scenario as make_scenario
     from flnl_bench.running.api import run as run
     from flnl_bench.running.api import run_seeds as run_seeds
-    from flnl_bench.running.result import RunResult as RunResult
+    from flnl_bench.results.run_record import RunRecord as RunRecord
     from flnl_bench.running.saved import SavedModel as SavedModel
     from flnl_bench.running.saved import load_model as load_model
     from flnl_bench.scenario import NoiseKind as NoiseKind
@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.scenario import Setting as Setting
     from flnl_bench.suite.api import SuiteResult as SuiteResult
     from flnl_bench.suite.api import run_suite as run_suite
-    from flnl_bench.trackers import TrackedRun as TrackedRun
     from flnl_bench.trackers import Tracker as Tracker
 
 __version__ = "0.1.0"
@@ -89,7 +88,7 @@ _NAMES = {
     "flnl_bench.methods": ("load_plugin",),
     "flnl_bench.report.site": ("write_report",),
     "flnl_bench.running.api": ("make_scenario", "run", "run_seeds"),
-    "flnl_bench.running.result": ("RunResult",),
+    "flnl_bench.results.run_record": ("RunRecord",),
     "flnl_bench.running.saved": ("SavedModel", "load_model"),
     "flnl_bench.scenario": (
         "NoiseKind",
@@ -102,7 +101,7 @@ _NAMES = {
     ),
     "flnl_bench.suite.api": ("SuiteResult", "run_suite"),
     "flnl_bench.registry": ("hookimpl",),
-    "flnl_bench.trackers": ("TrackedRun", "Tracker"),
+    "flnl_bench.trackers": ("Tracker",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

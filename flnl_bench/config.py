@@ -1,16 +1,15 @@
-"""One run, completely described: nothing that changes a number is left out."""
+"""The configuration of a run: resolved, complete, hashed. Everything that changes a number is in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import numbers
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -24,17 +23,16 @@ NUMBERS_VERSION = 1
 PRECISIONS = ("float32", "tf32", "bfloat16")
 COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
 
-MOST = {"clients": 1_000_000, "rounds": 10_000_000, "epochs": 100_000}  # beyond this lies a slip of the pen
-
-
-def later(default: Any) -> Any:
-    """A field that came when runs were kept already: the hash leaves it out while it has its default."""
-    return field(default=default, metadata={"later": True})
+LARGEST_COUNT = {
+    "clients": 1_000_000,
+    "rounds": 10_000_000,
+    "epochs": 100_000,
+}  # larger ones are typing errors
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the federation trains, whatever the method; a new field is declared with `later`."""
+    """How the federation trains, whatever the method."""
 
     model: str
     clients: int
@@ -45,16 +43,16 @@ class Training:
     lr: float
     momentum: float
     weight_decay: float
-    samples: int | None = None  # train on a random subset of so many images
-    test_samples: int | None = None  # test on a random subset, the same for every seed
+    samples: int | None = None  # size of a random subset of the train images
+    test_samples: int | None = None  # size of a random subset of the test images, the same for every seed
     norm: str = "batch"
     pretrained: bool = False
-    precision: str = later("float32")  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
-    compile: str = later("off")  # torch.compile of the networks that train; cudagraphs: reduce-overhead
+    precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
+    compile: str = "off"  # torch.compile of the networks that train; cudagraphs: reduce-overhead
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size", "samples", "test_samples"):
-            value, most = getattr(self, name), MOST.get(name, 2**31)
+            value, most = getattr(self, name), LARGEST_COUNT.get(name, 2**31)
             fits = 1 <= value <= most if value is not None else "samples" in name
             require(fits, name, value, f"a whole number from 1 to {most}")
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
@@ -65,9 +63,14 @@ class Training:
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
 
+    @property
+    def sampled_clients(self) -> int:
+        """m, the number of clients per round."""
+        return sampled_clients(self.fraction, self.clients)
+
 
 def sampled_clients(fraction: float, clients: int) -> int:
-    """m, the number of clients in a round."""
+    """m, the number of clients per round."""
     return max(1, int(fraction * clients + 1e-9))
 
 
@@ -81,7 +84,7 @@ def _hints() -> dict[str, Any]:
 
 
 def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Changes of a protocol, each of the type that Training declares; errors say `where` they are."""
+    """Convert changes of a protocol to the types that Training declares; errors name the place `where`."""
     hints, changes = _hints(), {}
     for name, value in values.items():
         kinds = typing.get_args(hints[name]) or (hints[name],)
@@ -96,7 +99,7 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run is asked to do; a new field is declared with `later`."""
+    """The resolved configuration of one run; its hash names the run's folder."""
 
     method: str  # the name of the method or of its variant, e.g. "fedgr/no-sieve"
     dataset: str
@@ -108,10 +111,10 @@ class RunConfig:
     training: Training
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # complete, resolved
     scenario: str | None = None  # fingerprint of an imported scenario, if it was not generated
-    version: int = later(1)  # of the method's numbers
+    version: int = 1  # of the method's numbers
 
     def __post_init__(self) -> None:
-        require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        check_seed(self.seed)
         for name in ("method", "partition", "preset"):
             for part in getattr(self, name).split("/" if name == "method" else "\0"):
                 path_part(part, name)
@@ -121,7 +124,7 @@ class RunConfig:
 
     @property
     def place(self) -> PurePath:
-        """Where its folder is below a results folder; the hash keeps apart whatever gives other numbers."""
+        """Path of the run's folder below a results folder."""
         name = f"{self.preset}-s{self.seed}-{self.hash}"
         return PurePath(self._data_folder, self.partition, self._setting_folder, self.method, name)
 
@@ -139,39 +142,53 @@ class RunConfig:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
 
+    def flat(self) -> dict[str, Any]:
+        """Plain values without nesting: `method`, `training.lr`, `hyperparameters.mu`, …"""
+        values = self.as_dict()
+        for part in ("training", "hyperparameters"):
+            values |= {f"{part}.{name}": value for name, value in values.pop(part).items()}
+        return values
+
     @property
     def names(self) -> dict[str, Any]:
-        """What people call it by."""
+        """The names by which people know the run."""
         return {name: getattr(self, name) for name in NAMES}
 
     @property
+    def title(self) -> str:
+        """The run in one line."""
+        scenario = f"{self.dataset} · {self.partition} · {self.setting}"
+        return f"{self.method} on {scenario} · {self.preset} · seed {self.seed}"
+
+    @functools.cached_property
     def hash(self) -> str:
-        """Eight hex digits over everything that changes the numbers."""
-        return next(self.hashes(NUMBERS_VERSION))
+        """Sixteen hexadecimal digits over everything that changes the numbers."""
+        text = json.dumps({**self.as_dict(), "numbers": NUMBERS_VERSION}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def hashes(self, numbers: int) -> Iterator[str]:
-        """The hash in the version whose NUMBERS_VERSION this is, and in those before some fields existed.
 
-        A field that such a version did not know has its default.
-        """
-        values = {**self.as_dict(), "numbers": numbers}
-        by_default = [
-            (hashed, one)
-            for part, hashed in ((self, values), (self.training, values["training"]))
-            for one in dataclasses.fields(part)
-            if one.default is not dataclasses.MISSING and hashed[one.name] == one.default
-        ]
-        for hashed, one in by_default:
-            if one.metadata.get("later"):
-                del hashed[one.name]
-        optional = [(hashed, one.name) for hashed, one in by_default if one.name in hashed]
-        for count in range(len(optional) + 1):
-            for missing in itertools.combinations(optional, count):
-                taken = [(hashed, name, hashed.pop(name)) for hashed, name in missing]
-                text = json.dumps(values, sort_keys=True)
-                yield hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-                for hashed, name, value in taken:
-                    hashed[name] = value
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Both values of every name whose values differ; a missing one is None."""
+    names = dict.fromkeys([*one, *other])
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+# -- seeds -------------------------------------------------------------------------------------------
+def check_seed(seed: Any) -> int:
+    """Return a seed as a Python integer, or refuse it."""
+    seed = plain(seed)
+    fits = type(seed) is int and 0 <= seed < 2**63
+    require(fits, "seed", repr(seed), "a whole number from 0 to 2^63 - 1")
+    return int(seed)
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Return several seeds as Python integers, or refuse them: at least one, none of them twice."""
+    is_list = isinstance(seeds, Iterable) and not isinstance(seeds, str) and getattr(seeds, "ndim", 1) > 0
+    checked = [check_seed(seed) for seed in seeds] if is_list else []
+    fits = 0 < len(checked) == len({*checked})
+    require(fits, "seeds", repr(seeds), "a list of whole numbers, none of them twice")
+    return checked
 
 
 def _as_folder(name: str) -> str:
@@ -179,22 +196,22 @@ def _as_folder(name: str) -> str:
 
 
 def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Values as a key: equal if they mean the same, so 1 is 1.0."""
+    """Make a key of values that is equal for values that mean the same, as 1 and 1.0."""
     return tuple(sorted((name, repr(int_if_integral(value))) for name, value in values.items()))
 
 
 def int_if_integral(value: object) -> object:
-    """A float without a fraction as an integer, so that 1.0 reads and compares as 1; else the value."""
+    """Convert a float without a fraction to an integer, so that 1.0 reads and compares as 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def written(values: Mapping[str, Any]) -> str:
-    """Values for people, as they would be given to --set."""
+    """Write values for people, as they would be given to --set."""
     return ", ".join(f"{name}={int_if_integral(value)}" for name, value in values.items())
 
 
 def as_set(value: object, where: str) -> str:
-    """A hyper-parameter as it would be given to --set; errors say `where` it is."""
+    """Write a hyper-parameter as it would be given to --set; errors name the place `where`."""
     value = plain(value)
     if not (value is None or isinstance(value, str | numbers.Real)):
         raise BadInput(f"{where} must be a number, a text, true or false")
@@ -202,5 +219,5 @@ def as_set(value: object, where: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A NumPy value, as of a loop over an array, as a value of Python."""
+    """Convert a NumPy scalar to a Python value."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value

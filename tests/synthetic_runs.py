@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.methods import default_methods, values_of
-from flnl_bench.results.run_folder import RunFolder, run_folder
+from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import RunRecord, ScenarioFacts, summarise
 from flnl_bench.running.presets import load_preset
 
@@ -36,16 +36,15 @@ def write_run(
     status="done",
     ended="2026-01-01T00:01:00+00:00",
     all_rounds=False,
-    changed=None,
+    changed=(),
     label=None,
     version=1,
     source=None,
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
-    Its hyper-parameters are those of the preset unless given; `changed` and `label` are there if given.
-    `all_rounds` writes rounds.jsonl too, which the leaderboard never reads; `source` is the digest of the
-    method's code, unknown if not given.
+    Its hyper-parameters are those of the preset unless given. `all_rounds` writes rounds.jsonl too, which the
+    leaderboard never reads; `source` is the digest of the method's code, unknown if not given.
     """
     named = preset_of(preset).name
     protocol = preset_of(preset).training(dataset, **(training or {}))
@@ -57,25 +56,22 @@ def write_run(
     rows = [
         round_row(n, best if n == 0 and protocol.rounds > 10 else accuracy) for n in range(protocol.rounds)
     ]
-    made = (
-        fingerprint
-        or hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
-    )
-    code = {"method": {"class": "mine:Mine", "source": source}} if source else {}
+    drawn = hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
+    code = {"code": {"method": source}} if source else {}
     record = RunRecord(
         status=status,
         config=config,
-        changed=changed,
+        changed=dict(changed),
         label=label,
-        scenario=ScenarioFacts(made, protocol.clients, 1437, 0.7),
+        scenario=ScenarioFacts(fingerprint or drawn, protocol.clients, 1437, 0.7),
         provenance={**provenance(numbers), **code},
         started="2026-01-01T00:00:00+00:00",
         summary=summarise(rows) if status == "done" else None,
         ended=ended if status == "done" else None,
     )
-    folder = RunFolder(run_folder(out, config))
+    folder = RunFolder(out / config.place)
     if numbers != NUMBERS_VERSION:  # another version of the package makes another hash
-        folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-8]}{next(config.hashes(numbers))}"))
+        folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-16]}{numbers:016x}"))
     folder.create()
     if all_rounds:
         folder.rewrite_rounds(rows)
@@ -103,6 +99,12 @@ def round_row(number: int, accuracy: float) -> dict:
         "train_loss": 1.0,
         "clients": [0, 1],
         **costs,
+        "counts": {
+            "samples": 100,
+            "mixtures": 0,
+            "searches": 0,
+            "sent": {"n_k": {"per": "client", "messages": 2, "units": 2, "numbers": 2, "bytes": 16}},
+        },
         "method": {},
         "diagnostics": {"memorised": 10.0, "accuracy_clean": 60.0, "accuracy_wrong": 40.0},
     }

@@ -1,115 +1,127 @@
-"""Finished runs as one file that can be sent, and back into a results folder."""
+"""Archives of finished runs: export, import from strangers, and the runs that this package ships.
+
+`import_runs` is the door for strangers' files: everything in an archive is checked before anything is written.
+`published_folder` unpacks the archives of this package, which are trusted like its code.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import os
+import shutil
 import stat
 import struct
+import tempfile
+import time
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import flnl_bench
 from flnl_bench.atomic_files import (
     MB,
     check_unpacked,
+    is_number,
     json_text,
-    open_file,
     parse_json,
-    read_file,
-    refuse_links,
     replace_file,
     replacing,
+    sweep_parts,
 )
+from flnl_bench.engine.ledger import PARTS, PER
 from flnl_bench.errors import BadInput
 from flnl_bench.results.beliefs import check_beliefs
 from flnl_bench.results.lock import Busy, claimed
-from flnl_bench.results.run_folder import (
-    Records,
-    RunFolder,
-    parse_rounds,
-    read_records,
-    rounds_text,
+from flnl_bench.results.run_folder import RunFolder, read_runs, rounds_text
+from flnl_bench.results.run_record import (
+    BELIEFS_FILE,
+    COSTS,
+    COUNTS,
+    METRICS,
+    ROUNDS_FILE,
+    RUN_FILE,
+    RoundRow,
+    RunRecord,
+    now,
+    parse_record,
+    read_rounds,
 )
-from flnl_bench.results.run_record import Row, RunRecord, now, parse_record
 
-FORMAT, VERSION = "flnl-bench results", 1
+FORMAT, FORMAT_VERSION = "flnl-bench results", 2
 MANIFEST = "manifest.json"
-BELIEFS = "beliefs.npz"
-MEMBERS = {"run.json": 16 * MB, "rounds.jsonl": 256 * MB, BELIEFS: 256 * MB}  # a run's files and their limits
+SIZE_LIMITS = {RUN_FILE: 16 * MB, ROUNDS_FILE: 256 * MB, BELIEFS_FILE: 256 * MB}  # bytes, by file of a run
 _ANY_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same runs give the same bytes
 
+PACKAGE = Path(flnl_bench.__file__).parent
+UNUSED = 30 * 24 * 3600  # seconds after which the unpacked folder of another version is removed
 
+
+# -- export ------------------------------------------------------------------------------------------
 @dataclass
 class Exported:
-    """What went into the file, and what did not."""
+    """Counts of an export."""
 
     runs: int = 0
     left_out: dict[Path, str] = field(default_factory=dict)
-    unfinished: dict[str, int] = field(default_factory=dict)  # how many of each status
+    unfinished: dict[str, int] = field(default_factory=dict)  # runs by status
 
 
 def export_runs(folder: Path, file: Path) -> Exported:
     """Write all finished runs below a folder into a zip file."""
-    found = read_records(folder)
-    done = Exported(left_out=dict(found.problems), unfinished=Counter(found.unfinished.values()))
+    records, problems = read_runs(folder)
+    unfinished = Counter(record.status for record in records if not record.done)
+    exported = Exported(left_out=dict(problems), unfinished=unfinished)
     with replacing(file) as partial:
-        _write(partial, found, done)
-        if not done.runs and done.left_out:
-            (path, why), more = next(iter(done.left_out.items())), len(done.left_out) - 1
+        _write(partial, [record for record in records if record.done], exported)
+        if not exported.runs and exported.left_out:
+            (path, why), more = next(iter(exported.left_out.items())), len(exported.left_out) - 1
             others = f" (and {more} more)" if more else ""
             raise BadInput(f"no run below {folder} can be exported: {path}: {why}{others}")
-        if not done.runs:
+        if not exported.runs:
             raise BadInput(f"there is no finished run below {folder} to export")
-    return done
+    return exported
 
 
-def _write(path: Path, found: Records, done: Exported) -> None:
+def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         written: dict[PurePath, Path] = {}
-        for run, record in sorted(found.done.items(), key=lambda item: item[1].ended or "", reverse=True):
+        for record in sorted(records, key=lambda record: record.ended or "", reverse=True):
+            place, run = record.config.place, record.folder
             try:
-                rows = RunFolder(run).read_rounds()
-                summary, place = record.confirmed(rows), home(record, run.name)
+                rows = read_rounds(run)
+                summary = record.confirmed(rows)
             except ValueError as error:
-                done.left_out[run] = str(error)
+                exported.left_out[run] = str(error)
                 continue
             if place in written:
-                done.left_out[run] = f"the same run is exported from {written[place]}"
+                exported.left_out[run] = f"the same run is exported from {written[place]}"
                 continue
             written[place] = run
-            whole = dataclasses.replace(record, summary=summary)
-            _add(archive, f"{place.as_posix()}/run.json", whole.text())
-            _add(archive, f"{place.as_posix()}/rounds.jsonl", rounds_text(rows))
-            if (run / BELIEFS).exists():
-                _add(archive, f"{place.as_posix()}/{BELIEFS}", read_file(run / BELIEFS))
-            done.runs += 1
-        about = {"format": FORMAT, "version": VERSION, "runs": done.runs}
-        _add(archive, MANIFEST, json_text({**about, "flnl_bench": flnl_bench.__version__}, indent=2) + "\n")
+            _add(archive, place / RUN_FILE, dataclasses.replace(record, summary=summary).text())
+            _add(archive, place / ROUNDS_FILE, rounds_text(rows))
+            if (run / BELIEFS_FILE).exists():
+                _add(archive, place / BELIEFS_FILE, (run / BELIEFS_FILE).read_bytes())
+            exported.runs += 1
+        about = {"format": FORMAT, "version": FORMAT_VERSION, "runs": exported.runs}
+        _add(archive, PurePath(MANIFEST), json_text({**about, "flnl_bench": flnl_bench.__version__}, 2) + "\n")
 
 
-def home(record: RunRecord, name: str) -> PurePath:
-    """Where a run belongs in a results folder, if its folder has a name that its configuration gives."""
-    config = record.config
-    start, dash, digits = name.rpartition("-")
-    if start + dash != f"{config.preset}-s{config.seed}-" or digits not in config.hashes(record.numbers):
-        raise ValueError("its folder does not have the name that its configuration gives")
-    return config.place.with_name(name)
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
-    info = zipfile.ZipInfo(name, _ANY_TIME)
+def _add(archive: zipfile.ZipFile, name: PurePath, content: str | bytes) -> None:
+    info = zipfile.ZipInfo(name.as_posix(), _ANY_TIME)
     info.compress_type = zipfile.ZIP_DEFLATED
     info.external_attr = 0o644 << 16
     archive.writestr(info, content)
 
 
+# -- import ------------------------------------------------------------------------------------------
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, MemoryError, OverflowError),
     *(ValueError, KeyError, TypeError, AttributeError, RuntimeError),
@@ -118,163 +130,312 @@ _BROKEN = (
 
 @dataclass
 class Imported:
-    """What became of the runs of a file."""
+    """Counts of an import."""
 
     runs: list[Path] = field(default_factory=list)
-    there: int = 0  # the same run with the same rounds is there already
-    kept: dict[Path, str] = field(default_factory=dict)  # something else is there, and stays
+    there: int = 0  # runs that are there already, with the same rounds
+    kept: dict[Path, str] = field(default_factory=dict)  # folders that hold something else, which stays
 
 
 def import_runs(file: Path, out: Path) -> Imported:
     """Put the runs of an exported file where runs live; the file is checked as a whole first."""
     with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
         check_unpacked(archive, os.fstat(packed.fileno()).st_size)
-        _check(archive)
-        members = list(_members(archive))
-        if len({member.place for member in members}) < len(members):
+        names = frozenset(archive.namelist())
+        _check_archive(archive, names)
+        records = [_checked_record(archive, names, name) for name in sorted(names) if _is_run(name)]
+        if len({record.config.place for record in records}) < len(records):
             raise ValueError("a run is there twice")
-        for member in members:
-            refuse_links(out, out / member.place)
-            RunFolder(out / member.place).check()
-        for member in members:
-            if data := _beliefs(archive, member.place):
-                where, record = file / member.place / BELIEFS, member.record
+        for record in records:
+            _refuse_links(out, out / record.config.place)
+            if data := _beliefs(archive, names, record.config.place):
+                where = file / record.config.place / BELIEFS_FILE
                 check_beliefs(where, data, record.scenario.samples, record.config.training.clients)
-        return _place(members, archive, file, out)
-
-
-def unpack_runs(file: Path, out: Path) -> None:
-    """The runs of a file that comes with this program and is trusted like it; nobody else may use `out`."""
-    with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
-        names = [name for name in archive.namelist() if name != MANIFEST]
-        archive.extractall(out, names)
-        for path in (out / name for name in names if name.endswith("/run.json")):
-            path.write_text(_imported(parse_record(path.read_bytes()), file).text(), encoding="utf-8")
+        imported = Imported()
+        for record in records:
+            _place(record, archive, names, file, out, imported)
+        return imported
 
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    """The file of an export; what is wrong with it is said in one line."""
+    """Open an archive; any fault of it is one line."""
     try:
-        with open_file(file, follow=True) as packed:
+        with open(file, "rb") as packed:
             yield packed
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
+    except IsADirectoryError:
+        raise BadInput(f"{file} is a folder, not a file of `flnl-bench results export`") from None
     except _BROKEN as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{file} is not a whole file of `flnl-bench results export` ({error})") from None
 
 
-def _check(archive: zipfile.ZipFile) -> None:
-    """A ValueError if a byte is wrong, or the file is not one of ours."""
-    if MANIFEST not in archive.namelist():
+def _is_run(name: str) -> bool:
+    return PurePosixPath(name).name == RUN_FILE
+
+
+def _check_archive(archive: zipfile.ZipFile, names: frozenset[str]) -> None:
+    """Raise a ValueError if a byte is wrong, or the file is not an export."""
+    if MANIFEST not in names:
         raise ValueError(f"it has no {MANIFEST}")
     for member in archive.infolist():
         path = PurePosixPath(member.filename)
-        limit = MB if member.filename == MANIFEST else MEMBERS.get(path.name, -1)
+        limit = MB if member.filename == MANIFEST else SIZE_LIMITS.get(path.name, -1)
         if member.file_size > limit or stat.S_ISLNK(member.external_attr >> 16):
             raise ValueError(f"{member.filename} is not a file of a run, or too large for one")
-        if str(path.with_name("run.json")) not in archive.namelist() and member.filename != MANIFEST:
+        if str(path.with_name(RUN_FILE)) not in names and member.filename != MANIFEST:
             raise ValueError(f"{member.filename} belongs to no run")
     if damaged := archive.testzip():
         raise ValueError(f"{damaged} is damaged")
     about = parse_json(archive.read(MANIFEST))
     if not isinstance(about, dict):
         raise ValueError(f"its {MANIFEST} is not ours")
-    if about.get("format") != FORMAT or about.get("version") != VERSION:
+    if about.get("format") != FORMAT or about.get("version") != FORMAT_VERSION:
         raise ValueError(
-            f"its format is {about.get('format')} {about.get('version')}, not {FORMAT} {VERSION}"
+            f"its format is {about.get('format')} {about.get('version')}, not {FORMAT} {FORMAT_VERSION}"
         )
 
 
-@dataclass
-class Member:
-    """A run of the file."""
-
-    place: PurePath  # where it belongs
-    record: RunRecord  # with a summary that is made anew
-    rounds: str  # as they are written: parsed they would take much more memory
-    accuracies: list[object]
-
-
-def _members(archive: zipfile.ZipFile) -> Iterator[Member]:
-    """Each run of the file."""
-    for name in archive.namelist():
-        path = PurePosixPath(name)
-        if path.name != "run.json":
-            continue
-        try:
-            record = parse_record(archive.read(name))
-            if (rounds := f"{path.parent}/rounds.jsonl") not in archive.namelist():
-                raise ValueError("it has no rounds.jsonl")
-            rows = parse_rounds(archive.read(rounds).decode())
-            place = home(record, path.parent.name)
-            if path.parent != PurePosixPath(place):
-                raise ValueError(f"a run of this configuration belongs to {place}")
-            record = dataclasses.replace(record, summary=record.confirmed(rows))
-            yield Member(place, record, rounds_text(rows), _accuracies(rows))
-        except ValueError as error:
-            raise ValueError(f"{path.parent}: {error}") from None
+def _checked_record(archive: zipfile.ZipFile, names: frozenset[str], name: str) -> RunRecord:
+    """The record of a run in an archive, with the summary computed from its rounds."""
+    folder = PurePosixPath(name).parent
+    try:
+        record = parse_record(parse_json(archive.read(name)))
+        _check_record(record)
+        if f"{folder}/{ROUNDS_FILE}" not in names:
+            raise ValueError(f"it has no {ROUNDS_FILE}")
+        if folder != PurePosixPath(record.config.place):
+            raise ValueError(f"a run of this configuration belongs to {record.config.place}")
+        rows = _rounds(archive, folder)
+        for row in rows:
+            check_round(row)
+        return dataclasses.replace(record, summary=record.confirmed(rows))
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
 
 
-def _place(members: Iterable[Member], archive: zipfile.ZipFile, file: Path, out: Path) -> Imported:
-    done = Imported()
-    for member in members:
-        folder = RunFolder(out / member.place)
-        folder.create()
-        try:
-            with claimed(folder.path):
-                folder.sweep_parts()
-                if _put(folder, member, file, done) and (data := _beliefs(archive, member.place)):
-                    replace_file(folder.path / BELIEFS, data)
-        except Busy:
-            done.kept[folder.path] = "a process is working on it"
-    return done
+def _rounds(archive: zipfile.ZipFile, folder: PurePath) -> list[RoundRow]:
+    text = archive.read(f"{folder.as_posix()}/{ROUNDS_FILE}").decode()
+    return [parse_json(line) for line in text.split("\n") if line]
 
 
-def _beliefs(archive: zipfile.ZipFile, place: PurePath) -> bytes:
-    """What a run's method believed; empty if there is no such file."""
-    name = f"{place.as_posix()}/{BELIEFS}"
-    return archive.read(name) if name in archive.namelist() else b""
-
-
-def _put(folder: RunFolder, member: Member, file: Path, done: Imported) -> bool:
+def _place(
+    record: RunRecord,
+    archive: zipfile.ZipFile,
+    names: frozenset[str],
+    file: Path,
+    out: Path,
+    imported: Imported,
+) -> None:
     """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
-    record = member.record
-    if (folder.path / "run.json").exists() or (folder.path / "checkpoint").exists():
-        there = folder.read()
-        if there is None or there.status != "done":
-            done.kept[folder.path] = "an unfinished or unreadable run is there"
-        elif _same(there, record) and _accuracies(_rounds_of(folder)) == member.accuracies:
-            done.there += 1
-        else:
-            done.kept[folder.path] = "a run with other numbers is there"
-        return False
-    replace_file(folder.rounds_file, member.rounds)
-    folder.write(_imported(record, file))
-    done.runs.append(folder.path)
-    return True
+    place = record.config.place
+    folder, rows = RunFolder(out / place), _rounds(archive, place)
+    folder.create()
+    try:
+        with claimed(folder.path):
+            folder.sweep_parts()
+            if (folder.path / RUN_FILE).exists() or folder.checkpoint.exists():
+                _compare(folder, record, rows, imported)
+                return
+            replace_file(folder.rounds_file, rounds_text(rows))
+            if data := _beliefs(archive, names, place):
+                replace_file(folder.path / BELIEFS_FILE, data)
+            folder.write(_with_origin(record, file))
+            imported.runs.append(folder.path)
+    except Busy:
+        imported.kept[folder.path] = "a process is working on it"
 
 
-def _imported(record: RunRecord, file: Path) -> RunRecord:
-    """The record, which says where it comes from."""
+def _compare(folder: RunFolder, record: RunRecord, rows: Sequence[RoundRow], imported: Imported) -> None:
+    """Count a run whose place is taken."""
+    there, rounds = None, None
+    with contextlib.suppress(ValueError):
+        there, rounds = folder.read(), folder.read_rounds()
+    if there is None or not there.done:
+        imported.kept[folder.path] = "an unfinished or unreadable run is there"
+    elif (there.config, there.scenario) == (record.config, record.scenario) and rounds == rows:
+        imported.there += 1
+    else:
+        imported.kept[folder.path] = "a run with other numbers is there"
+
+
+def _beliefs(archive: zipfile.ZipFile, names: frozenset[str], place: PurePath) -> bytes:
+    """The beliefs of a run's method; empty if there is no such file."""
+    name = (place / BELIEFS_FILE).as_posix()
+    return archive.read(name) if name in names else b""
+
+
+def _with_origin(record: RunRecord, file: Path) -> RunRecord:
+    """The record with the name of the file that it comes from."""
     origin = {"file": file.name, "time": now(), "provenance": record.provenance}
     if record.imported:
         origin["earlier"] = record.imported
     return dataclasses.replace(record, imported=origin)
 
 
-def _same(there: RunRecord, record: RunRecord) -> bool:
-    return (there.config, there.scenario) == (record.config, record.scenario)
+# -- what strangers may have written -----------------------------------------------------------------
+def _refuse_links(root: Path, place: Path) -> None:
+    """Refuse a path below `root` any part of which is a link; `root` itself may be one."""
+    for parent in (place, *place.parents):
+        if parent == root:
+            return
+        if parent.is_symlink():
+            raise BadInput(f"{parent} is a symbolic link, and runs are not imported through links; remove it")
 
 
-def _accuracies(rows: list[Row]) -> list[object]:
-    return [row["accuracy"] for row in rows]
+def _check_record(record: RunRecord) -> None:
+    """Refuse a record whose numbers are impossible or whose free parts have another shape."""
+    summary = record.result()
+    numbers = [getattr(summary, name) for name in ("rounds", "seconds", *COSTS)]
+    if min(numbers) < 0 or not 0 <= (summary.best_round or 0) < max(1, summary.rounds):
+        raise ValueError("a number is below zero, or the best round is none of them")
+    for metric in METRICS:
+        value = getattr(summary, metric)
+        if value is not None and not 0 <= value <= 100:
+            raise ValueError(f"summary.{metric} is {value}, not a percentage")
+    check_counts(summary.counts)
+    for about in (record.provenance, *record.earlier):
+        texts = (about.get("libraries", {}), about.get("code", {})) if isinstance(about, dict) else (None,)
+        if not all(isinstance(part, dict) and all(map(_is_text, part.values())) for part in texts):
+            raise ValueError("provenance is missing or of another type")
 
 
-def _rounds_of(folder: RunFolder) -> list[Row]:
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def check_counts(counts: Any) -> None:
+    """Refuse counts that are not as rounds and summaries have them."""
+    if not (isinstance(counts, dict) and isinstance(counts.get("sent"), dict)):
+        raise ValueError("counts are not by name")
+    good = all(_is_count(counts.get(name)) for name in COUNTS)
+    for entry in counts["sent"].values():
+        numbers = [entry.get(name) for name in PARTS] if isinstance(entry, dict) else [None]
+        good = good and all(map(_is_count, numbers)) and entry["units"] > 0 and entry.get("per") in PER
+    if not good:
+        raise ValueError("counts are not whole numbers")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def check_round(row: object) -> None:
+    """Refuse a line of rounds.jsonl that lacks a number or has one of another kind."""
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        raise ValueError("not a round of flnl-bench")
+    for name in ("seconds", *COSTS):
+        if not (is_number(row.get(name)) and row[name] >= 0):
+            raise ValueError(f"round {row['round']}: {name} is {row.get(name)!r}")
+    for name in ("accuracy", "loss", "train_loss"):
+        value = row.get(name, "missing")
+        if not (value is None or (is_number(value) and (value >= 0 or "loss" in name))):
+            raise ValueError(f"round {row['round']}: {name} is {value!r}")
+    clients = row.get("clients")
+    if not (isinstance(clients, list) and all(type(client) is int for client in clients)):
+        raise ValueError(f"round {row['round']}: clients are not numbers")
+    check_counts(row.get("counts"))
+    for name in ("method", "diagnostics"):
+        _check_numbers(row.get(name, {}), f"round {row['round']}: {name}")
+
+
+def _check_numbers(values: object, where: str) -> None:
+    """Refuse what is not numbers by name, or by client and name."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} is {values!r}")
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _check_numbers(value, f"{where}.{name}")
+        elif not (value is None or is_number(value)):
+            raise ValueError(f"{where}.{name} is {value!r}")
+
+
+# -- the runs that this package ships ----------------------------------------------------------------
+def archives() -> list[Path]:
+    """One file of `results export` per data set: in the installed package, or in results/ of the sources."""
+    return sorted((PACKAGE / "published").glob("*.zip")) or sorted(PACKAGE.parent.glob("results/*.zip"))
+
+
+def published_record(own: RunRecord) -> RunRecord | None:
+    """The published run of the same configuration and scenario, read from its archive alone.
+
+    None for a run that was imported: it may be that very one.
+    """
+    if own.imported:
+        return None
+    for file in archives():
+        try:
+            with zipfile.ZipFile(file) as archive:
+                name = (own.config.place / RUN_FILE).as_posix()
+                record = parse_record(parse_json(archive.read(name)))
+            record.result()
+        except Exception:  # of whatever kind: a damaged archive must not hide the end of a run
+            continue
+        if record.config == own.config and record.scenario.fingerprint == own.scenario.fingerprint:
+            return record
+    return None
+
+
+def published_runs() -> tuple[list[RunRecord], Mapping[Path, str]]:
+    """The published runs, unpacked once for each version of them, and the files that cannot be read."""
+    records, problems = read_runs(published_folder())
+    return [dataclasses.replace(record, published=True) for record in records], problems
+
+
+def published_folder() -> Path:
+    """A results folder with all published runs, unpacked once for each version of them."""
+    import platformdirs
+
+    files = tuple(archives())
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     try:
-        return folder.read_rounds()
-    except ValueError:
-        return []
+        return _unpacked(files, Path(platformdirs.user_cache_dir("flnl-bench")) / "published" / digest)
+    except OSError:  # a home that cannot be written to
+        return _for_this_process(files)
+
+
+def _unpacked(files: Sequence[Path], folder: Path) -> Path:
+    """The folder, which is there whole or not at all."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        sweep_parts(folder.parent)
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        try:
+            partial.mkdir()
+            for file in files:
+                _unpack(file, partial)
+            partial.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a cache may be read-only, and others tidy up, too
+        os.utime(folder)
+        for other in folder.parent.iterdir():
+            if time.time() - other.stat().st_mtime > UNUSED:
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def _unpack(file: Path, out: Path) -> None:
+    """Unpack an archive of this package; nobody else may use `out`."""
+    with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
+        names = [name for name in archive.namelist() if name != MANIFEST]
+        archive.extractall(out, names)
+        for path in (out / name for name in names if _is_run(name)):
+            record = parse_record(parse_json(path.read_bytes()))
+            path.write_text(_with_origin(record, file).text(), encoding="utf-8")
+
+
+@functools.cache
+def _for_this_process(files: tuple[Path, ...]) -> Path:
+    """A folder of its own: a lasting one that all users may write to could be somebody else's work."""
+    folder = Path(tempfile.mkdtemp(prefix="flnl-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for file in files:
+        _unpack(file, folder)
+    return folder

@@ -1,4 +1,4 @@
-"""What a method thought at the end of a run, beliefs.npz: the one reader, which trusts no array."""
+"""The method's beliefs at the end of a run, beliefs.npz: names of its arrays, and the one reader."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from flnl_bench.errors import BadInput
 if TYPE_CHECKING:
     import numpy as np
 
-SAMPLES = (
-    "row",
-    "client",
-    "given",
-    "true",
-    "clean",
-    "clean_probability",
-    "losses",
-    "labels",
-    "pseudo_labels",
-)
-CLIENTS = (
-    *("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
-    *("realised_ratio", "realised_open"),
-)  # one a client
-MOST = 1_000_000  # clients or classes
+# Names of arrays: those that every file has, and those that some files have.
+SAMPLE_ARRAYS = (
+    ("client", "row", "given"),
+    ("true", "clean", "clean_probability", "losses", "labels", "pseudo_labels"),
+)  # one value per sample
+CLIENT_ARRAYS = (
+    ("noise_kind", "nominal_ratio", "estimated_ratio", "noisy_client"),
+    ("realised_ratio", "realised_open"),
+)  # one value per client
+LARGEST_NUMBER = 1_000_000  # of a client or class
+
+
+_CLIENT_NAMES = (*CLIENT_ARRAYS[0], *CLIENT_ARRAYS[1])
 
 
 def read_beliefs(
     path: Path, required: Iterable[str], optional: Iterable[str] = (), content: bytes | None = None
 ) -> dict[str, np.ndarray]:
-    """The named arrays, each with one value a sample or one a client; counts of transitions as they are."""
+    """Read the named arrays, each with one value per sample or per client; `transitions` as it is."""
     arrays = read_npz(path, required, optional, follow=False, content=content)
     lengths: dict[bool, int] = {}  # of arrays over clients, and over samples
     for name, array in arrays.items():
@@ -41,18 +38,19 @@ def read_beliefs(
             continue
         kind = array.dtype.kind
         fits = array.ndim == 1 and kind in ("U" if name == "noise_kind" else "iufb")
-        if not fits or lengths.setdefault(name in CLIENTS, len(array)) != len(array):
+        if not fits or lengths.setdefault(name in _CLIENT_NAMES, len(array)) != len(array):
             raise BadInput(f"{path}: {name} is {array.dtype} {array.shape}, which does not fit the others")
         whole = kind in "iu" and len(array) > 0
-        if whole and name != "row" and not -1 <= array.min() <= array.max() < MOST:
+        if whole and name != "row" and not -1 <= array.min() <= array.max() < LARGEST_NUMBER:
             raise BadInput(f"{path}: {name} has values that are neither classes nor clients")
     return arrays
 
 
-def check_beliefs(path: Path, content: bytes, samples: int | None, clients: int) -> None:
+def check_beliefs(path: Path, content: bytes, samples: int, clients: int) -> None:
     """Refuse a file whose arrays cannot be of a run with so many samples and clients."""
-    arrays = read_beliefs(path, ("row", "noise_kind"), (*SAMPLES, *CLIENTS), content)
+    names = (*SAMPLE_ARRAYS[0], *SAMPLE_ARRAYS[1], *_CLIENT_NAMES)
+    arrays = read_beliefs(path, ("row", "noise_kind"), names, content)
     rows, kinds = len(arrays["row"]), len(arrays["noise_kind"])
-    if kinds != clients or (samples is not None and rows > samples):
-        told = f"{rows} samples and {kinds} clients"
-        raise BadInput(f"{path} is of {told}, but the run has {samples} and {clients}")
+    if kinds != clients or rows > samples:
+        counts = f"{rows} samples and {kinds} clients"
+        raise BadInput(f"{path} is of {counts}, but the run has {samples} and {clients}")

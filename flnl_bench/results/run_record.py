@@ -1,49 +1,63 @@
-"""The record of one run, run.json: every field once, with its type; one reader and one writer."""
+"""The record of one run: run.json with its folder, and the rounds, beliefs and frames read from there.
+
+A record of one's own disk is read plainly: what is torn or foreign gives one clear line. Files of strangers
+come in through `results.archive`, which checks them first.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
+import json
 import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flnl_bench.atomic_files import MB, is_number, json_text, parse_json, read_file
-from flnl_bench.config import RunConfig, Training
-from flnl_bench.engine.ledger import PARTS, PER, merge
+from flnl_bench.atomic_files import json_text
+from flnl_bench.config import RunConfig, Training, key_of
+from flnl_bench.engine.ledger import merge
 from flnl_bench.errors import BadInput
+from flnl_bench.results.beliefs import CLIENT_ARRAYS, SAMPLE_ARRAYS, read_beliefs
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 2
 METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
 COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
 LAST = 10  # rounds in the headline mean
-Row = dict[str, Any]  # a line of rounds.jsonl
+TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
+RUN_FILE, ROUNDS_FILE, BELIEFS_FILE = "run.json", "rounds.jsonl", "beliefs.npz"
+RoundRow = dict[str, Any]  # a line of rounds.jsonl
 T = TypeVar("T")
 
 
-class Newer(BadInput):
-    """A record that a newer version of flnl-bench has written: not to be guessed at, nor overwritten."""
+def not_written(default: Any) -> Any:
+    """Declare a field that says where a record was read, and is no part of run.json."""
+    return field(default=default, compare=False, metadata={"written": False})
 
 
 @dataclass(frozen=True)
 class ScenarioFacts:
-    """What the method was up against."""
+    """The federation that the method met."""
 
     fingerprint: str
-    clients: int | None = None
-    samples: int | None = None
+    clients: int
+    samples: int
     noise_ratio: float | None = None  # share of wrong labels; None where the truth is unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Rounds in numbers; None stands for what is not known, and rounds count from 0."""
+    """Rounds in numbers; None stands for an unknown number, and rounds count from 0."""
 
     rounds: int
     last10: float | None  # mean test accuracy of the last ten rounds
@@ -56,24 +70,18 @@ class Summary:
     bytes_up: int
     forward: int
     backward: int
-    counts: Mapping[str, Any] | None = None  # as of a round; None where a round does not have them
-
-    def __post_init__(self) -> None:
-        numbers = [getattr(self, name) for name in ("rounds", "seconds", *COSTS)]
-        if min(numbers) < 0 or not 0 <= (self.best_round or 0) < max(1, self.rounds):
-            raise ValueError("a number is below zero, or the best round is none of them")
-        check_counts(self.counts)
+    counts: Mapping[str, Any]  # as of a round
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What was run, where, and what came of it; the fields are in the order of the file."""
+    """What was run, where, and with which result; the fields are in the order of run.json."""
 
     schema: int = SCHEMA
     status: str  # running, interrupted, failed or done
     config: RunConfig
-    changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
-    label: str | None = None  # what a suite calls it, if that is not the method's name
+    changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
+    label: str | None = None  # the suite's name for it, if that is not the method's name
     scenario: ScenarioFacts
     provenance: Mapping[str, Any]
     earlier: Sequence[Mapping[str, Any]] = ()  # provenances of the parts before a resume that differ
@@ -84,112 +92,176 @@ class RunRecord:
     error: str | None = None
     traceback: str | None = None
     imported: Mapping[str, Any] | None = None  # file, time and provenance
+    folder: Path = not_written(Path())
+    published: bool = not_written(False)  # it ships with this package
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; what a run does not have is left out, except for the summary."""
+        """Plain values as in run.json; absent values are left out, except for the summary."""
         values = dataclasses.asdict(self)
-        return {k: v for k, v in values.items() if k == "summary" or v not in (None, ())}
+        written = (part.name for part in dataclasses.fields(self) if part.metadata.get("written", True))
+        return {k: values[k] for k in written if k == "summary" or values[k] not in (None, ())}
 
     def text(self) -> str:
         """The content of run.json."""
         return json_text(self.as_dict(), indent=2) + "\n"
 
+    # -- facts ---------------------------------------------------------------------------------------
     @property
     def numbers(self) -> int:
         """The NUMBERS_VERSION of the package that made it."""
-        return self.provenance["numbers"]
+        return int(self.provenance["numbers"])
 
     @property
-    def sources(self) -> frozenset[str]:
-        """The digests of the method's code that made its parts, as far as they are known."""
-        methods = [about.get("method") for about in (self.provenance, *self.earlier)]
-        digests = [method.get("source") for method in methods if isinstance(method, dict)]
-        return frozenset(digest for digest in digests if isinstance(digest, str))
+    def code(self) -> dict[str, frozenset[str]]:
+        """The digests of the code that made its parts, by kind: method, noise, model, …"""
+        parts = [about.get("code", {}) for about in (self.provenance, *self.earlier)]
+        kinds = dict.fromkeys(kind for part in parts for kind in part)
+        return {kind: frozenset(part[kind] for part in parts if kind in part) for kind in kinds}
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are finished."""
+        return self.status == "done"
+
+    @property
+    def imported_from(self) -> str | None:
+        """The name of the file that it was imported from."""
+        return str(self.imported.get("file")) if self.imported else None
+
+    @property
+    def generated(self) -> bool:
+        """Whether its scenario was drawn from its seed, not read from a file."""
+        return self.config.scenario is None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """A key that the same run has when it is run again, whatever its folder is called."""
+        config = self.config
+        names = (*config.names.values(), config.device, config.version, self.scenario.fingerprint, self.numbers)
+        return (*names, key_of(config.hyperparameters), key_of(vars(config.training)))
 
     def result(self) -> Summary:
-        """The summary of a finished run, or a ValueError that says why it cannot be one."""
-        if self.status != "done":
+        """Return the summary of a finished run, or raise a ValueError that says why there is none."""
+        if not self.done:
             raise ValueError(f"its status is {self.status}")
         if self.summary is None or self.summary.rounds != self.config.training.rounds:
             raise ValueError("its status is done, but its summary is not of all rounds")
         for metric in METRICS:
-            value = getattr(self.summary, metric)
-            if value is None or not 0 <= value <= 100:
-                raise ValueError(f"summary.{metric} is {value}, not a percentage")
+            if getattr(self.summary, metric) is None:
+                raise ValueError(f"its {metric} is unknown: an accuracy is not a number")
         return self.summary
 
+    @property
+    def last10(self) -> float | None:
+        """Mean test accuracy of the last ten rounds, in percent; None if the run diverged."""
+        return self.summary.last10 if self.summary else None
+
+    @property
+    def best(self) -> float | None:
+        """The highest test accuracy, in percent."""
+        return self.summary.best if self.summary else None
+
     def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
-        """The summary of a finished run, made anew from its rounds; a ValueError says what differs."""
-        told = self.result()
-        if len(rows) != told.rounds or any(row["round"] != number for number, row in enumerate(rows)):
-            raise ValueError(f"rounds.jsonl does not hold all rounds ({told.rounds})")
-        made = summarise(rows)
-        if told.counts not in (None, made.counts):
-            raise ValueError("summary.counts is not what its rounds give")
+        """Compute the summary of a finished run from its rounds; a ValueError names a difference."""
+        stored = self.result()
+        if len(rows) != stored.rounds or any(row["round"] != number for number, row in enumerate(rows)):
+            raise ValueError(f"rounds.jsonl does not hold all rounds ({stored.rounds})")
+        computed = summarise(rows)
+        if stored.counts != computed.counts:
+            raise ValueError("summary.counts differs from the sum of its rounds")
         for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
-            one, other = getattr(told, name), getattr(made, name)
-            if name in COSTS and not all(name in row for row in rows):  # rounds of an older version
-                made = dataclasses.replace(made, **{name: one})
-            elif one != other and not (one and other and math.isclose(one, other, rel_tol=1e-9)):
-                raise ValueError(f"summary.{name} is {one}, but its rounds give {other}")
-        return made
+            value, sum_of_rounds = getattr(stored, name), getattr(computed, name)
+            near = value and sum_of_rounds and math.isclose(value, sum_of_rounds, rel_tol=1e-9)
+            if value != sum_of_rounds and not near:
+                raise ValueError(f"summary.{name} is {value}, but its rounds give {sum_of_rounds}")
+        return computed
+
+    # -- the other files -----------------------------------------------------------------------------
+    def read_rounds(self) -> list[RoundRow]:
+        """Read all whole lines of rounds.jsonl."""
+        return read_rounds(self.folder)
+
+    def last_round(self) -> RoundRow | None:
+        """Read the last whole line of rounds.jsonl, without reading the others."""
+        return last_round(self.folder)
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per round; the columns `method_…` and `diagnostics_…` are nested in rounds.jsonl."""
+        import pandas as pd
+
+        return pd.DataFrame([flat_round(row) for row in self.read_rounds()])
+
+    @cached_property
+    def beliefs(self) -> pd.DataFrame:
+        """The method's beliefs about each sample at the end, next to the truth; one row per sample."""
+        import pandas as pd
+
+        return pd.DataFrame(read_beliefs(self.folder / BELIEFS_FILE, *SAMPLE_ARRAYS))
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """The noise of each client and the method's belief about it; one row per client."""
+        import pandas as pd
+
+        arrays = read_beliefs(self.folder / BELIEFS_FILE, *CLIENT_ARRAYS)
+        return pd.DataFrame(arrays).rename_axis("client")
+
+    def __repr__(self) -> str:
+        if self.summary is None:
+            return f"<RunRecord {self.config.title}: {self.status}>"
+        last10, best = ("–" if value is None else f"{value:.2f}" for value in (self.last10, self.best))
+        return f"<RunRecord {self.config.title}: last10 {last10}, best {best}, {self.summary.rounds} rounds>"
 
 
 # -- reading -----------------------------------------------------------------------------------------
-def read_record(path: Path) -> RunRecord:
-    """A run.json, or a ValueError that says what is wrong with it."""
+def read_record(folder: Path) -> RunRecord:
+    """Read the run.json of a folder; a ValueError says in one line what is wrong with it."""
     try:
-        return parse_record(read_file(path, 16 * MB))
+        return parse_record(json.loads((folder / RUN_FILE).read_bytes()), folder)
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
-
-
-def parse_record(data: bytes) -> RunRecord:
-    """The bytes of a run.json as a record whose parts are all there.
-
-    What a newer version has added is ignored, but for the configuration: there it changes the run.
-    """
-    try:
-        values = parse_json(data)
-    except ValueError:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("torn: not whole JSON") from None
+
+
+def parse_record(values: object, folder: Path = Path()) -> RunRecord:
+    """Check the values of a run.json and return the record."""
     if not isinstance(values, dict) or not isinstance(values.get("status"), str):
         raise ValueError("foreign: not a run of flnl-bench")
-    schema = values.get("schema")
-    if schema != SCHEMA:
-        kind = Newer if is_number(schema) and schema > SCHEMA else ValueError
-        raise kind(f"schema {schema}, but this version of flnl-bench reads {SCHEMA}")
-    record = _read(RunRecord, values)
+    if values.get("schema") != SCHEMA:
+        raise ValueError(
+            f"schema {values.get('schema')}, but this version of flnl-bench reads {SCHEMA}; "
+            "use the version that wrote it, or choose another folder with --out"
+        )
+    record = _parse(RunRecord, values)
     if type(record.provenance.get("numbers")) is not int:
         raise _misfit("provenance.numbers")
-    for about in (record.provenance, *record.earlier):
-        if not isinstance(about, dict) or not isinstance(about.get("libraries", {}), dict):
-            raise _misfit("provenance, or a part of it,")
-    return record
+    return dataclasses.replace(record, folder=folder)
 
 
-def read_config(values: object) -> RunConfig:
-    """A configuration from its plain values."""
-    return _read(RunConfig, values, "config.")
+def parse_config(values: object) -> RunConfig:
+    """Check the plain values of a configuration and return it."""
+    return _parse(RunConfig, values, "config.")
 
 
-def _read(cls: type[T], values: object, where: str = "") -> T:
-    """A dataclass from a JSON object; what is missing has its default, if there is one."""
+def _parse(cls: type[T], values: object, where: str = "") -> T:
+    """Make a dataclass of a JSON object; a missing value has its default, if there is one."""
     given = values if isinstance(values, dict) else {}
-    known = _fields(cls)  # type: ignore[arg-type]
-    made: dict[str, Any] = {}
+    known = _fields(cls)
+    arguments: dict[str, Any] = {}
     for name, (kinds, part, needed) in known.items():
         value = given.get(name)
         if part and (needed or isinstance(value, dict)):
-            made[name] = _read(part, value, f"{where}{name}.")
+            arguments[name] = _parse(part, value, f"{where}{name}.")
         elif name in given or needed:
             if type(value) not in kinds:
                 raise _misfit(where + name)
-            made[name] = value
-    if cls in (RunConfig, Training) and (new := given.keys() - known):
-        raise Newer(f"{where}{min(new)} is not known to this version of flnl-bench")
+            arguments[name] = value
+    if cls in (RunConfig, Training) and (unknown_names := given.keys() - known):
+        raise ValueError(f"foreign: {where}{min(unknown_names)} is not known to this version of flnl-bench")
     try:
-        return cls(**made)
+        return cls(**arguments)
     except ValueError as error:
         raise ValueError(f"foreign: {where.rstrip('.')}: {error}") from None
 
@@ -199,45 +271,87 @@ def _misfit(name: str) -> ValueError:
 
 
 @functools.cache
-def _fields(cls: type) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
+def _fields(cls: Any) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
     """Of each field: the types that JSON has for it, its dataclass if it is one, whether it must be there."""
-    hints = typing.get_type_hints(cls)
-    found = {}
-    for one in dataclasses.fields(cls):
-        hint = hints[one.name]
+    hints = typing.get_type_hints(cls, localns={"pd": Any})
+    fields = {}
+    for part in dataclasses.fields(cls):
+        if not part.metadata.get("written", True):
+            continue
+        hint = hints[part.name]
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         kinds = [typing.get_origin(option) or option for option in options]
-        part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        needed = one.default is one.default_factory is dataclasses.MISSING
-        found[one.name] = (tuple(json for kind in kinds for json in _JSON.get(kind, (kind,))), part, needed)
-    return found
+        nested = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+        needed = part.default is part.default_factory is dataclasses.MISSING
+        json_kinds = tuple(json_kind for kind in kinds for json_kind in _JSON.get(kind, (kind,)))
+        fields[part.name] = (json_kinds, nested, needed)
+    return fields
 
 
 _JSON: dict[Any, tuple[type, ...]] = {float: (float, int), Mapping: (dict,), Sequence: (list,)}
 
 
-def check_counts(counts: Any) -> None:
-    """A ValueError for counts that are not as rounds and summaries have them."""
-    whole = functools.partial(map, lambda value: type(value) is int and value >= 0)
-    if counts is None:
-        return
-    if not (isinstance(counts, dict) and isinstance(counts.get("sent"), dict)):
-        raise ValueError("counts are not by name")
-    good = all(whole(counts.get(name) for name in COUNTS))
-    for entry in counts["sent"].values():
-        numbers = [entry.get(name) for name in PARTS] if isinstance(entry, dict) else [None]
-        good = good and all(whole(numbers)) and entry["units"] > 0 and entry.get("per") in PER
-    if not good:
-        raise ValueError("counts are not whole numbers")
+def read_rounds(folder: Path) -> list[RoundRow]:
+    """Read the rounds of a run up to a torn line; a BadInput if the file holds something else."""
+    path = folder / ROUNDS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+    rows = []
+    for line in filter(None, lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not _is_round(row):
+            raise BadInput(f"{path} does not hold rounds of flnl-bench")
+        rows.append(row)
+    return rows
+
+
+def last_round(folder: Path) -> RoundRow | None:
+    """Read the last whole line of a run's rounds, without reading the others."""
+    path = folder / ROUNDS_FILE
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            lines = file.read(TAIL).splitlines(keepends=True)
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            if line.endswith(b"\n"):
+                row = json.loads(line)
+                return row if _is_round(row) else None
+    return None
+
+
+def _is_round(row: object) -> bool:
+    return isinstance(row, dict) and {"round", "seconds", "accuracy", "counts"} <= row.keys()
+
+
+def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the method's numbers, diagnostics and counts of a round columns of their own."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("method", "diagnostics", "counts"):
+            flat |= {f"{name}_{key}": number for key, number in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 # -- making ------------------------------------------------------------------------------------------
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
-    """The headline numbers and the summed costs of rounds."""
+    """Return the headline numbers and the summed costs of rounds, of which there is at least one."""
     accuracies = [row["accuracy"] for row in rounds]
     tail = accuracies[-LAST:]
     known = [i for i, accuracy in enumerate(accuracies) if accuracy is not None]
     best = max(known, key=accuracies.__getitem__, default=None)
+    counts = [row["counts"] for row in rounds]
     return Summary(
         rounds=len(rounds),
         last10=None if None in tail else sum(tail) / len(tail),
@@ -246,30 +360,24 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         final=accuracies[-1],
         diverged=_diverged(rounds),
         seconds=sum(row["seconds"] for row in rounds),
-        **{name: sum(row.get(name, 0) for row in rounds) for name in COSTS},
-        counts=total_counts([row.get("counts") for row in rounds]),
+        **{name: sum(row[name] for row in rounds) for name in COSTS},
+        counts={
+            **{name: sum(count[name] for count in counts) for name in COUNTS},
+            "sent": merge(count["sent"] for count in counts),
+        },
     )
 
 
 def _diverged(rounds: Sequence[Mapping[str, Any]]) -> int | None:
-    """The first round whose test loss is not finite, or from which on no training loss is.
+    """Find the first round whose test loss is not finite, or from which on no training loss is.
 
     A server that leaves out broken clients keeps a model that can be tested, and learns nothing.
     """
-    learns = [row.get("train_loss", 0.0) is not None or not row.get("backward") for row in rounds]
+    learns = [row["train_loss"] is not None or not row["backward"] for row in rounds]
     trained = max((i + 1 for i, good in enumerate(learns) if good), default=0)
-    tested = (i for i, row in enumerate(rounds) if row.get("loss", 0.0) is None)
+    tested = (i for i, row in enumerate(rounds) if row["loss"] is None)
     first = min(next(tested, len(rounds)), trained)
     return first if first < len(rounds) else None
-
-
-def total_counts(counts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """The counts of some rounds as one; None if an older version has played one of them."""
-    known = [one for one in counts if one is not None]
-    if not known or len(known) < len(counts):
-        return None
-    sums = {name: sum(one[name] for one in known) for name in COUNTS}
-    return {**sums, "sent": merge(one["sent"] for one in known)}
 
 
 def now() -> str:

@@ -7,38 +7,20 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from os import PathLike
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import TRAINING, as_set, plain, training_changes
+from flnl_bench.config import check_seed, check_seeds, training_changes
 from flnl_bench.data import LoadProgress, dataset_name
-from flnl_bench.errors import (
-    BadInput,
-    BrokenContract,
-    MethodFailed,
-    MissingData,
-    one_line,
-    place_in,
-    require,
-    unknown,
-)
+from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData, one_line, place_in, require
+from flnl_bench.results.run_record import RUN_FILE, RunRecord
+from flnl_bench.running.options import AnyPath, RunOptions, as_path
 from flnl_bench.running.presets import load_preset
-from flnl_bench.running.resolve import Request, cached_dataset, check_source, generate, prepare, protocol
-from flnl_bench.running.result import RunResult
+from flnl_bench.running.resolve import cached_dataset, generate, prepare, protocol
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting, stage
 
 if TYPE_CHECKING:
-    from flnl_bench.running.runner import RoundCallback, Run
-
-Anywhere = str | PathLike[str]  # a file or folder
-
-PATHS = ("scenario", "data_dir", "out")
-OPTIONS = ({part.name for part in fields(Request)} - {"training", "changes", "label", "seed"}) | {
-    "set",
-    *TRAINING,
-}
+    from flnl_bench.running.runner import RoundCallback, Runner
 
 
 def run(
@@ -51,7 +33,7 @@ def run(
     clients: int | None = None,
     samples: int | None = None,
     seed: int = 1,
-    scenario: Anywhere | None = None,
+    scenario: AnyPath | None = None,
     preset: str = "quick",
     rounds: int | None = None,
     fraction: float | None = None,
@@ -66,22 +48,22 @@ def run(
     device: str = "auto",
     devices: Sequence[str] | None = None,
     workers: int | None = None,
-    data_dir: Anywhere | None = None,
-    out: Anywhere = "results/runs",
+    data_dir: AnyPath | None = None,
+    out: AnyPath = "results/runs",
     fresh: bool = False,
     save_model: bool = False,
     tracker: str | Sequence[str] = (),
     progress: RoundCallback | None = None,
     loading: LoadProgress | None = None,
     **training: Any,
-) -> RunResult:
-    """Run a method on a scenario, or go on with it; a finished run is found, not run again.
+) -> RunRecord:
+    """Run a method on a scenario, or resume it; a finished run is read, not run again.
 
-    What is None comes from the preset. Nothing is printed.
+    An option that is None comes from the preset. Nothing is printed.
 
     Args:
         method: the name of a method or variant, as in "fedgr" or "fedgr/no-sieve".
-        setting: the label noise, as in "sym-1.0"; needed unless `scenario` is given.
+        setting: the label noise, as in "sym-1.0"; required unless `scenario` is given.
         set: changed hyper-parameters of the method.
         dataset: the name of a data set, "digits" if none is given, or "npz:PATH" or "folder:PATH".
         partition: who holds which images, "iid" if none is given.
@@ -89,9 +71,9 @@ def run(
         samples: train on a random subset of so many images.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
-        preset: "quick", "paper" or a TOML file, the protocol that the following change.
+        preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
         rounds: the number of rounds.
-        fraction: the share of the clients in a round.
+        fraction: the share of the clients per round.
         epochs: local epochs.
         batch_size: local batch size.
         lr: local learning rate.
@@ -105,17 +87,17 @@ def run(
         workers: processes that share the clients of a round; changes no number.
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
-        fresh: start anew, even if the run is finished.
+        fresh: run again, even if the run is finished.
         save_model: keep the final and the best global weights, for `load_model`.
-        tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; one that fails is given up.
+        tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; one that fails is not used any more.
         progress: called with each finished round, as a row of rounds.jsonl.
         loading: called as (what, done, total) while a large data set is decoded.
         training: any other value of the protocol, as in momentum=0.9.
 
     Raises:
-        BadInput: something asked for is not possible; the message says what is.
-        MissingData: the data set is not there and could not be fetched.
-        MethodFailed: the method has a mistake; the message names file and line.
+        BadInput: an option is not possible; the message says which values are.
+        MissingData: the data set is missing and could not be fetched.
+        MethodFailed: the method raised an error; the message names file and line.
     """
     options = dict(locals())  # before there are other names
     options |= options.pop("training")
@@ -132,28 +114,26 @@ def run_seeds(
     fresh: bool = False,
     progress: RoundCallback | None = None,
     **options: Any,
-) -> list[RunResult]:
+) -> list[RunRecord]:
     """The same run for several seeds; all of them are checked before the first one starts.
 
     Args:
         method: the name of a method or variant.
         setting: the label noise.
         seeds: one run each.
-        fresh: start anew, even what is finished.
+        fresh: run again, even finished runs.
         progress: called with each finished round.
-        options: whatever else `run` takes.
+        options: the other options of `run`.
     """
     require("seed" not in options, "seed", options.get("seed"), "left out where seeds are given")
-    is_list = isinstance(seeds, Iterable) and getattr(seeds, "ndim", 1) > 0
-    several = [check_seed(seed) for seed in seeds] if is_list else []
-    fits = 0 < len(several) == len({*several})
-    require(fits, "seeds", repr(seeds), "a list of whole numbers, none of them twice")
-    results = []
-    for each in prepare_seeds(several, method=method, setting=setting, **options):
-        for told in () if fresh else what_is_found(each):
-            warnings.warn(told, stacklevel=2)
-        results.append(finish(each, fresh=fresh, progress=progress))
-    return results
+    loading = options.pop("loading", None)
+    asked = {"method": method, "setting": setting, **options}
+    records = []
+    for runner in prepare_seeds(check_seeds(seeds), asked, loading=loading):
+        for note in () if fresh else runner.notes():
+            warnings.warn(note, stacklevel=2)
+        records.append(finish(runner, fresh=fresh, progress=progress))
+    return records
 
 
 def make_scenario(
@@ -164,7 +144,7 @@ def make_scenario(
     clients: int | None = None,
     samples: int | None = None,
     seed: int = 1,
-    data_dir: Anywhere | None = None,
+    data_dir: AnyPath | None = None,
     loading: LoadProgress | None = None,
 ) -> Scenario:
     """The federation that a run of the same options trains on; the arguments are those of `run`."""
@@ -174,7 +154,7 @@ def make_scenario(
     asked = {"clients": clients, "samples": samples}
     changes = training_changes({k: v for k, v in asked.items() if v is not None})
     training = protocol(load_preset(preset), name, changes)
-    loaded = stage(cached_dataset(name, _path(data_dir), loading), noise.name, _path(data_dir), loading)
+    loaded = stage(cached_dataset(name, as_path(data_dir), loading), noise.name, as_path(data_dir), loading)
     return generate(
         loaded,
         split.name,
@@ -187,116 +167,55 @@ def make_scenario(
 
 
 # -- in two steps, for the commands ------------------------------------------------------------------
-def prepare_seeds(seeds: Iterable[int], *, loading: LoadProgress | None = None, **options: Any) -> list[Run]:
-    """The checked and prepared runs of all seeds; nothing is written.
+def prepare_seeds(
+    seeds: Sequence[int], asked: Mapping[str, Any], *, dashes: str = "", loading: LoadProgress | None = None
+) -> list[Runner]:
+    """Check and prepare the runs of all seeds; nothing is written.
 
     Args:
         seeds: one run each.
+        asked: the other options by name, as `run` takes them.
+        dashes: what the user writes before the name of an option, for messages.
         loading: called as (what, done, total) while a large data set is decoded.
-        options: whatever else `run` takes.
     """
-    request = _request({name: plain(value) for name, value in options.items() if value is not None})
-    return [prepare(replace(request, seed=check_seed(seed)), progress=loading) for seed in seeds]
+    options = RunOptions.of(asked, dashes)
+    return [prepare(replace(options, seed=seed), progress=loading) for seed in seeds]
 
 
-def finish(run: Run, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunResult:
-    """Play what is left of a run; a mistake in its method is told with file and line."""
-    mistakes_of_others = []
+def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunRecord:
+    """Run what is left of a run; an error of its method is raised with file and line."""
+    errors_of_callback = []
 
-    def tell(row: Mapping[str, Any]) -> None:
+    def report(row: Mapping[str, Any]) -> None:
         try:
             if progress:
                 progress(row)
         except Exception as error:
-            mistakes_of_others.append(error)
+            errors_of_callback.append(error)
             raise
 
     try:
-        played = run.play(fresh=fresh, progress=tell)
+        return runner.run(fresh=fresh, progress=report)
     except (BadInput, MissingData):
         raise
     except Exception as error:
-        if error in mistakes_of_others:
+        if error in errors_of_callback:
             raise
-        record = run.folder.read()
+        record = runner.folder.read()
         recorded = record is not None and record.status == "failed"
         if isinstance(error, OSError) and not recorded:
             raise
-        where = f"; the traceback is in {run.folder.path / 'run.json'}" if recorded else ""
-        raise MethodFailed(_mistake(run, error) + where) from error
-    return RunResult(played, run.folder.path)
+        where = f"; the traceback is in {runner.folder.path / RUN_FILE}" if recorded else ""
+        raise MethodFailed(_mistake(runner, error) + where) from error
 
 
-def what_is_found(run: Run) -> list[str]:
-    """What to say of the run that is there: made by other code, or without what is asked for."""
-    told, path = [], run.folder.path
-    if run.code_changed:
-        told.append(
-            f"the code of {run.config.method} has changed since {path} was begun; --fresh starts anew"
-        )
-    if run.save_model and run.finished() and not (path / "final.safetensors").exists():
-        told.append(f"{path} was played without --save-model; --fresh plays it again")
-    return told
-
-
-def _request(given: dict[str, Any]) -> Request:
-    """Flat options, as a user gives them, as a request."""
-    for name in given.keys() - OPTIONS:
-        raise unknown("option", name, OPTIONS | {"seed", "fresh", "progress"})
-    require(isinstance(given.get("method"), str), "method", repr(given.get("method")), "a name")
-    check_source(given)
-    check_kinds(given)
-    for name in given.keys() & {*PATHS}:
-        given[name] = _path(given[name], name)
-    changes = {name: as_set(value, f"set {name}") for name, value in given.pop("set", {}).items()}
-    training = training_changes({name: given.pop(name) for name in TRAINING if name in given})
-    devices = given.pop("devices", ())
-    devices = devices.split(",") if isinstance(devices, str) else devices
-    trackers = given.pop("tracker", ())
-    trackers = (trackers,) if isinstance(trackers, str) else tuple(trackers)
-    return Request(**given, devices=tuple(devices), tracker=trackers, changes=changes, training=training)
-
-
-def check_kinds(given: Mapping[str, Any]) -> None:
-    """Refuse options that are no names, paths, numbers or tables where they must be."""
-    for name in given.keys() & {"method", "setting", "dataset", "partition", "preset", "device"}:
-        require(isinstance(given[name], str), name, repr(given[name]), "a name")
-    for name in given.keys() & {*PATHS}:
-        _path(given[name], name)
-    workers = given.get("workers")
-    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
-    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
-    saved = given.get("save_model", False)
-    require(type(saved) is bool, "save_model", repr(saved), "true or false")
-    for name in given.keys() & {"devices", "tracker"}:
-        value = given[name]
-        texts = [value] if isinstance(value, str) else value
-        fits = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
-        require(fits, name, repr(value), "a name, or a list of names")
-
-
-def _path(path: Anywhere | None, name: str = "data_dir") -> Path | None:
-    require(
-        path is None or isinstance(path, str | PathLike), name, repr(path), "the path of a file or folder"
-    )
-    return None if path is None else Path(path).expanduser()
-
-
-def check_seed(seed: int) -> int:
-    """A seed as a number of Python, or an error."""
-    seed = plain(seed)
-    fits = type(seed) is int and 0 <= seed < 2**63
-    require(fits, "seed", repr(seed), "a whole number from 0 to 2^63 - 1")
-    return seed
-
-
-def _mistake(run: Run, error: Exception) -> str:
-    """What a method did wrong, and where."""
+def _mistake(runner: Runner, error: Exception) -> str:
+    """Say in one line what failed in a method, and where."""
     if isinstance(error, BrokenContract):
         return str(error)  # names method and hook
     home = ""
     with contextlib.suppress(OSError, TypeError):  # a class that was made in a session has no file
-        home = inspect.getfile(type(run.method))
+        home = inspect.getfile(type(runner.method))
     place = place_in("".join(traceback.format_exception(error)), home)
-    number = run.checkpoint.finished_rounds + 1
-    return f"{run.config.method} failed in round {number}: {one_line(error)} ({place})"
+    number = runner.checkpoint.finished_rounds + 1
+    return f"{runner.config.method} failed in round {number}: {one_line(error)} ({place})"

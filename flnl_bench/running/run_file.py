@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.atomic_files import read_toml
-from flnl_bench.config import TRAINING, training_changes
-from flnl_bench.errors import BadInput, require, unknown
-from flnl_bench.running.api import OPTIONS, check_kinds, check_seed
+from flnl_bench.config import TRAINING, check_seeds, training_changes
+from flnl_bench.errors import BadInput, unknown
+from flnl_bench.running.options import OPTION_NAMES, check_kinds
 from flnl_bench.running.presets import check_values
 
-KEYS = OPTIONS | {"seed", "seeds", "training", "plugin"}
+KEYS = OPTION_NAMES | {"seed", "seeds", "training", "plugin"}
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
@@ -29,26 +29,23 @@ def read_run_file(path: Path) -> dict[str, Any]:
     for key in training.keys() - {*TRAINING}:
         raise unknown("key", key, TRAINING, f"{path}: [training]")
     if both := sorted(training.keys() & table.keys()):
-        raise BadInput(f"{path}: {both[0]} is there twice, above and in [training]")
+        raise BadInput(f"{path}: {both[0]} is given twice, above and in [training]")
     _check(path, {**training, **table})
     return {**training, **{key: _from_here(path, key, value) for key, value in table.items()}}
 
 
 def _check(path: Path, options: dict[str, Any]) -> None:
-    """Refuse values of a wrong type or out of range here, where it is known who says them."""
+    """Refuse values of a wrong type or out of range; the message names the file."""
     try:
         check_kinds(options)
-        seeds = options.get("seeds", [options.get("seed", 1)])
-        require(isinstance(seeds, list) and len(seeds) > 0, "seeds", repr(seeds), "a list of whole numbers")
-        for seed in seeds:
-            check_seed(seed)
+        check_seeds(options.get("seeds", [options.get("seed", 1)]))
         check_values(training_changes({k: v for k, v in options.items() if k in TRAINING}), "")
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
 def _from_here(path: Path, key: str, value: Any) -> Any:
-    """Names of files to read as they are seen from the run file."""
+    """Resolve names of files relative to the run file."""
     if key == "plugin":
         value = [value] if isinstance(value, str) else value
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):

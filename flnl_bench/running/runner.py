@@ -7,12 +7,11 @@ import copy
 import dataclasses
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from flnl_bench.api import Beliefs, Method
 from flnl_bench.atomic_files import finite
-from flnl_bench.config import RunConfig
+from flnl_bench.config import NUMBERS_VERSION, RunConfig, differences
 from flnl_bench.data import Dataset
 from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
@@ -22,73 +21,91 @@ from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import interrupted
 from flnl_bench.results.diagnostics import Probe, gather_beliefs, judge, save_beliefs
 from flnl_bench.results.lock import Busy, Claim, claimed
-from flnl_bench.results.provenance import provenance, source
-from flnl_bench.results.run_folder import RunFolder, run_folder
-from flnl_bench.results.run_record import RunRecord, ScenarioFacts, now, summarise
+from flnl_bench.results.provenance import code_digests, provenance
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord, ScenarioFacts, now, summarise
+from flnl_bench.running.options import RunOptions
 from flnl_bench.running.saved import FILES, Keeper
-from flnl_bench.running.tracking import Tell, Tracking, warn
+from flnl_bench.running.tracking import Tracking, Warn, warn
 from flnl_bench.scenario import Scenario
+
+ADVICE = "start the run again with --fresh, or choose another folder with --out"
 
 RoundCallback = Callable[[Mapping[str, Any]], None]  # called with each finished round
 
 
-class Lost(BadInput):
-    """Files of a run were removed while it was going."""
+class FilesLost(BadInput):
+    """Files of a run were removed while it was running."""
 
 
 @dataclasses.dataclass
-class Run:
-    """A configured run; `play` does whatever is left of it."""
+class Runner:
+    """Carries out one run whose data and method are loaded; `run` does whatever is left of it."""
 
+    options: RunOptions
     config: RunConfig
     method: Method
     dataset: Dataset
     scenario: Scenario
-    out: Path
     devices: Devices
-    changed: Mapping[str, Any] | None = None  # hyper-parameters not as preset and variant say; None: unknown
-    label: str | None = None  # what a suite calls it, if that is not the method's name
-    trackers: tuple[str, ...] = ()
-    save_model: bool = False  # keep the final and the best global weights
-    plugins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # digests of plugin files it uses
-    tell: Tell = warn  # what should be said while it is played
+    changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
+    warn: Warn = warn  # takes the warnings of the run
 
     @property
     def folder(self) -> RunFolder:
-        """Where its files are."""
-        return RunFolder(run_folder(self.out, self.config))
+        """The folder of its files."""
+        return RunFolder(self.options.out / self.config.place)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What it can go on from."""
+        """The checkpoint from which it resumes."""
         return Checkpoint(self.folder.checkpoint)
 
-    @property
-    def code_changed(self) -> bool:
-        """Whether what is there was made by other code of the method; NUMBERS_VERSION speaks for the rest."""
-        record = self.folder.read()
-        return record is not None and bool(record.sources - {source(type(self.method), self.plugins)})
-
-    def finished(self) -> RunRecord | None:
-        """The record of the run if it is done already, on the same federation."""
-        folder = self.folder
-        record, anew = folder.read(), "start the run anew with --fresh, or choose another folder with --out"
-        if record and record.scenario.fingerprint != self.scenario.fingerprint:
+    def there(self) -> RunRecord | None:
+        """Return the record in the folder, if there is one; it must be of this run and no other."""
+        folder, record = self.folder, self.folder.read()
+        if record is None:
+            if self.checkpoint.exists:
+                raise BadInput(f"{folder.path} has a checkpoint, but no run.json that says of which run; {ADVICE}")
+            return None
+        ours = {**self.config.flat(), "numbers": NUMBERS_VERSION}
+        theirs = {**record.config.flat(), "numbers": record.numbers}
+        if differs := differences(theirs, ours):
+            listed = ", ".join(f"{name} is {a!r} there and {b!r} here" for name, (a, b) in differs.items())
+            raise BadInput(f"{folder.path} holds another run with the same hash: {listed}; {ADVICE}")
+        if record.scenario.fingerprint != self.scenario.fingerprint:
             raise BadInput(
                 f"the data have changed since the run in {folder.path}: its scenario is "
-                f"{record.scenario.fingerprint}, now it is {self.scenario.fingerprint}; {anew}"
+                f"{record.scenario.fingerprint}, now it is {self.scenario.fingerprint}; {ADVICE}"
             )
-        if record and record.config.hash != self.config.hash:
-            raise BadInput(f"{folder.path / 'run.json'} is of another configuration; {anew}")
-        if record is None or record.status != "done":
-            return None
-        try:
-            record.confirmed(folder.read_rounds())
-        except ValueError as error:
-            raise BadInput(f"the finished run in {folder.path} is not whole: {error}; {anew}") from None
         return record
 
-    def play(self, *, fresh: bool = False, progress: RoundCallback = lambda row: None) -> RunRecord:
+    def finished(self) -> RunRecord | None:
+        """Return the record if the run is done already."""
+        record = self.there()
+        if record is None or not record.done:
+            return None
+        try:
+            record.confirmed(record.read_rounds())
+        except ValueError as error:
+                raise BadInput(
+                f"the finished run in {self.folder.path} is not complete: {error}; {ADVICE}"
+            ) from None
+        return record
+
+    def notes(self) -> list[str]:
+        """Return what a user must know about the record in the folder: other code, or no saved model."""
+        notes, path, record = [], self.folder.path, self.there()
+        here = code_digests(self.config, type(self.method))
+        for kind, digests in (record.code if record else {}).items():
+            if kind in here and digests != {here[kind]}:
+                thing = self.config.method if kind == "method" else kind
+                notes.append(f"the code of {thing} has changed since {path} was started; --fresh starts again")
+        if self.options.save_model and record and record.done and not (path / FILES["final"]).exists():
+            notes.append(f"{path} was made without --save-model; --fresh runs it again")
+        return notes
+
+    def run(self, *, fresh: bool = False, progress: RoundCallback = lambda row: None) -> RunRecord:
         """Run or resume to the end and return the record; a finished run is only read."""
         check_views(self.method.name, self.method.views())
         folder = self.folder
@@ -99,13 +116,13 @@ class Run:
             engine = Engine(
                 self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
             )
-            with contextlib.closing(engine):  # built first: what cannot be leaves nothing behind
+            with contextlib.closing(engine):  # built first: an impossible run leaves nothing behind
                 folder.create()
                 with claimed(folder.path) as claim:
                     folder.sweep_parts()
                     if fresh:
                         folder.clear()
-                    return self.finished() or self._go_on(engine, folder, claim, progress)
+                    return self.finished() or self._resume(engine, folder, claim, progress)
         except SystemExit as stop:  # of a hook: it must not pass for the end of the program
             raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
         except Exception:
@@ -114,14 +131,14 @@ class Run:
             raise
 
     def _tidy(self, folder: RunFolder) -> None:
-        """Remove what a kill after the last round has left; a disk that can only be read keeps it."""
+        """Remove the leftovers of a kill after the last round; a read-only disk keeps them."""
         with contextlib.suppress(OSError, BadInput):
-            folder.check()
             if folder.leftovers():
                 with claimed(folder.path):
                     folder.sweep()
 
-    def _go_on(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
+    def _resume(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
+        """Run all rounds that the checkpoint does not have."""
         checkpoint = self.checkpoint
         rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists
@@ -133,12 +150,12 @@ class Run:
         folder.rewrite_rounds(rounds)
         folder.write(record)
         probe, keeper = Probe(self.scenario), self._keeper(rounds)
-        tracking = Tracking(self.trackers, self.tell)
+        tracking = Tracking(self.options.tracker, self.warn)
         for row in rounds:
             progress(copy.deepcopy(row))  # a caller may keep it, and change it
-        telling = False
+        in_callback = False
         try:
-            tracking.start(self.config, folder.path / "trackers", rounds)
+            tracking.start(record, rounds)
             while engine.round < engine.rounds:
                 if interrupted():
                     raise KeyboardInterrupt
@@ -150,19 +167,19 @@ class Run:
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
                 tracking.round(row)
-                telling = True
+                in_callback = True
                 progress(copy.deepcopy(row))
-                telling = False
+                in_callback = False
             claim.check()
             if keeper:
                 keeper.end(engine.server.weights, rounds[-1])
-            save_beliefs(folder.path / "beliefs.npz", self._beliefs(engine), self.scenario)
+            save_beliefs(folder.path / BELIEFS_FILE, self._beliefs(engine), self.scenario)
             _check_rounds(folder, rounds)
         except Busy:
-            raise  # the files are another's now
+            raise  # the files belong to another process now
         except (KeyboardInterrupt, SystemExit, Exception) as error:
-            # Whoever watches, or removes files, is not the method.
-            stopped = telling or interrupted() or isinstance(error, KeyboardInterrupt | Lost)
+            # A callback that fails, and files that disappear, are no fault of the method.
+            stopped = in_callback or interrupted() or isinstance(error, KeyboardInterrupt | FilesLost)
             record = dataclasses.replace(
                 record,
                 status="interrupted" if stopped else "failed",
@@ -180,24 +197,25 @@ class Run:
         folder.write(record)
         folder.sweep()
         tracking.end("done", dataclasses.asdict(summarise(rounds)))
-        return folder.read() or record
+        return record
 
     def _keeper(self, rounds: list[dict[str, Any]]) -> Keeper | None:
-        """Who keeps the weights, if that was asked for, now or when the run was begun."""
+        """The keeper of the weights, if that was asked for, now or when the run was started."""
         path = self.folder.path
-        if not self.save_model and not (path / FILES["best"]).exists():
+        if not self.options.save_model and not (path / FILES["best"]).exists():
             return None
-        return Keeper(path, self.config, self.dataset, rounds, self.tell)
+        return Keeper(path, self.config, self.dataset, rounds, self.warn)
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
         scenario, previous = self.scenario, folder.read()
-        here = provenance(self.method, self.devices.server, len(self.devices.workers), self.plugins)
+        code = code_digests(self.config, type(self.method))
+        here = provenance(self.method, self.devices.server, len(self.devices.workers), code)
         before = [*previous.earlier, previous.provenance] if resumes and previous else []
         return RunRecord(
             status="running",
             config=self.config,
             changed=self.changed,
-            label=self.label,
+            label=self.options.label,
             scenario=ScenarioFacts(
                 fingerprint=scenario.fingerprint,
                 clients=len(scenario.clients),
@@ -208,10 +226,11 @@ class Run:
             earlier=tuple(about for about in before if about != here),
             started=(previous.started if previous else None) or now(),
             resumed=(previous.resumed if previous else 0) + resumes,
+            folder=folder.path,
         )
 
     def _row(self, engine: Engine, probe: Probe) -> dict[str, Any]:
-        """One round as it is recorded."""
+        """Run one round and return it as it is recorded."""
         report = dataclasses.asdict(engine.play_round())
         row = {**report, "clients": list(report["clients"])}
         if self.scenario.truth_known:
@@ -233,13 +252,13 @@ def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:
 
 
 def _check_rounds(folder: RunFolder, rounds: Sequence[Mapping[str, Any]]) -> None:
-    """A run does not end as done if rounds.jsonl lost some of its rounds on the way."""
+    """Refuse to end as done if rounds.jsonl has lost some of its rounds."""
     if len(folder.read_rounds()) != len(rounds):
         raise _lost(folder)
 
 
-def _lost(folder: RunFolder) -> Lost:
-    return Lost(
-        f"{folder.rounds_file} was removed or changed while the run was going; the same command goes on from "
-        "the checkpoint, which has all rounds"
+def _lost(folder: RunFolder) -> FilesLost:
+    return FilesLost(
+        f"{folder.rounds_file} was removed or changed during the run; the same command resumes from the "
+        "checkpoint, which has all rounds"
     )

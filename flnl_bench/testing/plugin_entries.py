@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flnl_bench.config import RunConfig
+from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.data import DATASETS, Dataset, DatasetKind
 from flnl_bench.data.dataset import data_root
 from flnl_bench.errors import BadInput, MissingData
@@ -31,7 +31,8 @@ from flnl_bench.scenario import (
     parse_setting,
 )
 from flnl_bench.testing.worlds import TRAINING, toy_dataset
-from flnl_bench.trackers import TrackedRun, Tracker
+from flnl_bench.results.run_record import RunRecord, ScenarioFacts
+from flnl_bench.trackers import Tracker
 
 
 class CannotTell(Exception):
@@ -214,7 +215,14 @@ def _network(kind: ModelKind, norm: str = "batch") -> tuple[Network, torch.Tenso
 
 # -- tracker -----------------------------------------------------------------------------------------
 CONFIG = RunConfig("fedavg", "digits", "iid", "sym-1.0", "quick", 1, "cpu", TRAINING)
-ROWS = [
+RECORD = RunRecord(
+    status="running",
+    config=CONFIG,
+    changed={},
+    scenario=ScenarioFacts("0123456789abcdef", TRAINING.clients, 180, 0.5),
+    provenance={"numbers": NUMBERS_VERSION},
+)
+ROWS: list[dict[str, Any]] = [
     {"round": r, "accuracy": 50.0 + r, "loss": 1.0, "train_loss": None, "clients": [0], "seconds": 0.1}
     for r in range(3)
 ]
@@ -229,13 +237,13 @@ def check_tracker_sees_a_run(cls: type[Tracker]) -> None:
 def check_tracker_goes_on(cls: type[Tracker]) -> None:
     """It takes a run that was stopped and goes on."""
     with tempfile.TemporaryDirectory() as folder:
-        cls().start(TrackedRun(CONFIG, Path(folder), ()))
+        cls().start(RECORD, Path(folder), [])
         _track(cls, Path(folder), 2)
 
 
 def _track(cls: type[Tracker], folder: Path, finished: int) -> None:
     tracker = cls()
-    tracker.start(TrackedRun(CONFIG, folder, tuple(ROWS[:finished])))
+    tracker.start(RECORD, folder, ROWS[:finished])
     for row in ROWS[finished:]:
         tracker.round(row)
     tracker.end("done", {"rounds": 3, "last10": 51.0, "best": 52.0, "best_round": 2})

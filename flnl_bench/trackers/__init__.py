@@ -1,4 +1,4 @@
-"""Trackers show runs elsewhere while they are played: TensorBoard, MLflow, Weights & Biases, or your own."""
+"""Trackers show runs elsewhere while they are running: TensorBoard, MLflow, Weights & Biases, or your own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flnl_bench.errors import BadInput
 from flnl_bench.registry import Registry, check_name
 from flnl_bench.trackers.mlflow import MLflow
 from flnl_bench.trackers.tensorboard import TensorBoard
-from flnl_bench.trackers.tracker import TrackedRun, Tracker, numbers
+from flnl_bench.trackers.tracker import Tracker, numbers
 from flnl_bench.trackers.wandb import WeightsAndBiases
 
 
@@ -41,4 +41,4 @@ TRACKERS: Registry[type[Tracker]] = Registry(
     "tracker", "flnl_register_trackers", check_tracker, (TensorBoard, MLflow, WeightsAndBiases)
 )
 
-__all__ = ["TRACKERS", "TrackedRun", "Tracker", "find_tracker", "numbers"]
+__all__ = ["TRACKERS", "Tracker", "find_tracker", "numbers"]

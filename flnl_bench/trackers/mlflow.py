@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flnl_bench.trackers.tracker import TrackedRun, Tracker, numbers
+from flnl_bench.trackers.tracker import Tracker, numbers
+
+if TYPE_CHECKING:
+    from flnl_bench.results.run_record import RunRecord
 
 STATUS = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow(Tracker):
-    """Logs options and numbers; a run that goes on goes on there, too."""
+    """Logs options and numbers; a resumed run is resumed there, too."""
 
     name = "mlflow"
-    help = "a run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say"
+    help = "a run of MLflow, set by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME"
     requires = "mlflow"
 
-    def start(self, run: TrackedRun) -> None:
+    def start(self, run: RunRecord, folder: Path, rounds: Sequence[Mapping[str, Any]]) -> None:
         """Open a run, or the one that was opened before the stop."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self.client, kept = MlflowClient(), run.folder / "run-id"
+        self.client, kept = MlflowClient(), folder / "run-id"
         if kept.exists():
             self.id = kept.read_text()
             self.client.update_run(self.id, status="RUNNING")
@@ -32,10 +36,10 @@ class MLflow(Tracker):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "flnl-bench")
         known = self.client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self.client.create_experiment(name)
-        self.id = self.client.create_run(experiment, run_name=run.title).info.run_id
+        self.id = self.client.create_run(experiment, run_name=run.config.title).info.run_id
         kept.write_text(self.id)
-        self.client.log_batch(self.id, params=[Param(key, str(value)) for key, value in run.options.items()])
-        for row in run.rounds:
+        self.client.log_batch(self.id, params=[Param(key, str(value)) for key, value in run.config.flat().items()])
+        for row in rounds:
             self.round(row)
 
     def round(self, row: Mapping[str, Any]) -> None:

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flnl_bench.trackers.tracker import TrackedRun, Tracker, numbers
+from flnl_bench.trackers.tracker import Tracker, numbers
+
+if TYPE_CHECKING:
+    from flnl_bench.results.run_record import RunRecord
 
 
 class WeightsAndBiases(Tracker):
-    """Logs options and numbers; a run that goes on goes on there, too."""
+    """Logs options and numbers; a resumed run is resumed there, too."""
 
     name = "wandb"
-    help = "a run of Weights & Biases, where WANDB_PROJECT and WANDB_MODE say"
+    help = "a run of Weights & Biases, set by WANDB_PROJECT and WANDB_MODE"
     requires = "wandb"
 
-    def start(self, run: TrackedRun) -> None:
+    def start(self, run: RunRecord, folder: Path, rounds: Sequence[Mapping[str, Any]]) -> None:
         """Open a run, or the one that was opened before the stop."""
         import wandb
 
-        kept = run.folder / "run-id"
+        kept = folder / "run-id"
         known = kept.exists()
         number = kept.read_text() if known else secrets.token_hex(4)
         kept.write_text(number)
         self.run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "flnl-bench"),
             id=number,
-            name=run.title,
-            config=run.options,
-            dir=str(run.folder),
+            name=run.config.title,
+            config=run.config.flat(),
+            dir=str(folder),
             resume="allow",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        for row in () if known else run.rounds:
+        for row in () if known else rounds:
             self.round(row)
 
     def round(self, row: Mapping[str, Any]) -> None:

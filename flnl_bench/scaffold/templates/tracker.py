@@ -1,9 +1,10 @@
-"""The tracker example: where runs are shown while they are played."""
+"""The tracker example: shows runs elsewhere while they are running."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from flnl_bench import TrackedRun, Tracker, hookimpl
+from flnl_bench import RunRecord, Tracker, hookimpl
 
 flnl_api = 1  # the version of flnl-bench's plugin API that this is written for
 
@@ -14,11 +15,11 @@ class Example(Tracker):
     name = "example"
     help = "a table of accuracies, accuracy.csv"
 
-    def start(self, run: TrackedRun) -> None:
-        """Write what is known already: a run that was stopped goes on here, too."""
-        self.file = run.folder / "accuracy.csv"
+    def start(self, run: RunRecord, folder: Path, rounds: Sequence[Mapping[str, Any]]) -> None:
+        """Write the rounds that are finished already: the run may be a resumed one."""
+        self.file = folder / "accuracy.csv"
         self.file.write_text("round,accuracy\n")
-        for row in run.rounds:
+        for row in rounds:
             self.round(row)
 
     def round(self, row: Mapping[str, Any]) -> None:

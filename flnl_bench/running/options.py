@@ -1,0 +1,109 @@
+"""What a user asks for: one dataclass for the command line, run files, suite entries and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.config import TRAINING, as_set, check_seed, plain, training_changes
+from flnl_bench.errors import BadInput, require, unknown
+
+AnyPath = str | PathLike[str]  # a file or folder
+
+NAME_OPTIONS = ("method", "setting", "dataset", "partition", "preset", "device")
+PATH_OPTIONS = ("scenario", "data_dir", "out")
+SCENARIO_OPTIONS = ("setting", "dataset", "partition", "clients", "samples")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """One run as it was asked for; the preset says the rest."""
+
+    method: str
+    setting: str = "sym-1.0"
+    dataset: str = "digits"
+    partition: str = "iid"
+    preset: str = "quick"
+    seed: int = 1
+    training: Mapping[str, Any] = field(default_factory=dict)  # changes of the protocol, e.g. rounds
+    changes: Mapping[str, str] = field(default_factory=dict)  # changes of hyper-parameters, as text
+    scenario: Path | None = None  # an exported scenario, instead of setting, dataset, partition, …
+    label: str | None = None  # the suite's name for the run; changes no number, as all that follow
+    device: str = "auto"
+    devices: tuple[str, ...] = ()  # of worker processes, as cuda:0
+    workers: int | None = None  # worker processes
+    data_dir: Path | None = None
+    out: Path = Path("results/runs")
+    tracker: tuple[str, ...] = ()
+    save_model: bool = False  # keep the final and the best global weights
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], dashes: str = "") -> RunOptions:
+        """Check flat options, as a user gives them; None counts as not given.
+
+        Args:
+            given: options by name; values of the protocol (rounds, lr, …) stand next to the others, and
+                hyper-parameters are a mapping called `set`.
+            dashes: what the user writes before a name, for messages.
+        """
+        values = {name: plain(value) for name, value in given.items() if value is not None}
+        for name in values.keys() - OPTION_NAMES:
+            raise unknown("option", name, OPTION_NAMES)
+        require(isinstance(values.get("method"), str), "method", repr(values.get("method")), "a name")
+        check_source(values, dashes)
+        check_kinds(values)
+        for name in values.keys() & {*PATH_OPTIONS}:
+            values[name] = as_path(values[name], name)
+        if "seed" in values:
+            values["seed"] = check_seed(values["seed"])
+        changes = {name: as_set(value, f"set {name}") for name, value in values.pop("set", {}).items()}
+        training = training_changes({name: values.pop(name) for name in TRAINING if name in values})
+        devices = values.pop("devices", ())
+        devices = devices.split(",") if isinstance(devices, str) else devices
+        trackers = values.pop("tracker", ())
+        trackers = (trackers,) if isinstance(trackers, str) else tuple(trackers)
+        return cls(**values, devices=tuple(devices), tracker=trackers, changes=changes, training=training)
+
+
+# The flat names that `RunOptions.of` takes.
+OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "changes", "label"} | {"set", *TRAINING}
+
+
+def check_source(given: Mapping[str, object], dashes: str = "") -> None:
+    """Refuse a scenario from a file and from options at once, and a missing setting, which is never guessed."""
+    own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
+    if given.get("scenario") is not None and own:
+        raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")
+    if given.get("scenario") is None and given.get("setting") is None:
+        option = f"{dashes}setting"
+        raise BadInput(
+            f"missing option {option}, as in {option} sym-1.0 (`flnl-bench list settings` shows all)"
+        )
+
+
+def check_kinds(given: Mapping[str, Any]) -> None:
+    """Refuse options that are no names, paths, numbers or tables where they must be."""
+    for name in given.keys() & {*NAME_OPTIONS}:
+        require(isinstance(given[name], str), name, repr(given[name]), "a name")
+    for name in given.keys() & {*PATH_OPTIONS}:
+        as_path(given[name], name)
+    workers = given.get("workers")
+    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
+    require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
+    saved = given.get("save_model", False)
+    require(type(saved) is bool, "save_model", repr(saved), "true or false")
+    for name in given.keys() & {"devices", "tracker"}:
+        value = given[name]
+        texts = [value] if isinstance(value, str) else value
+        fits = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+        require(fits, name, repr(value), "a name, or a list of names")
+
+
+def as_path(path: AnyPath | None, name: str = "data_dir") -> Path | None:
+    """Return a path with ~ expanded; refuse what is none."""
+    is_path = path is None or isinstance(path, str | PathLike)
+    require(is_path, name, repr(path), "the path of a file or folder")
+    return None if path is None else Path(path).expanduser()
