@@ -42,10 +42,10 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.plugin_files import API_VERSION as API_VERSION
     from flnl_bench.registry import hookimpl as hookimpl
     from flnl_bench.report.site import write_report as write_report
+    from flnl_bench.results.run_record import RunRecord as RunRecord
     from flnl_bench.running.api import make_scenario as make_scenario
     from flnl_bench.running.api import run as run
     from flnl_bench.running.api import run_seeds as run_seeds
-    from flnl_bench.results.run_record import RunRecord as RunRecord
     from flnl_bench.running.saved import SavedModel as SavedModel
     from flnl_bench.running.saved import load_model as load_model
     from flnl_bench.scenario import NoiseKind as NoiseKind

@@ -33,6 +33,7 @@ from flnl_bench.engine.sgd import SGD
 from flnl_bench.methods import values_of
 from flnl_bench.models.network import Network
 from flnl_bench.running import runner
+from flnl_bench.running.options import RunOptions
 from flnl_bench.testing.worlds import SEED, make_world, random_images
 
 MARK = "part: "
@@ -51,7 +52,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
         (fedgr, "copy_weights"),
     ),
     "test": ((Engine, "test"),),
-    "diagnostics": ((Engine, "predict_train"), (runner.Run, "_beliefs"), (runner, "judge")),
+    "diagnostics": ((Engine, "predict_train"), (runner.Runner, "_beliefs"), (runner, "judge")),
     "checkpoint": ((Checkpoint, "save"),),
 }
 
@@ -73,11 +74,11 @@ def profile_round() -> Table:
         for part, places in PARTS.items():
             for owner, name in places:
                 marks.enter_context(patch.object(owner, name, marked(part, getattr(owner, name))))
-        fedgr_run(Path(folder)).play(progress=look)
+        fedgr_run(Path(folder)).run(progress=look)
     return as_table(self_times(profiler.events() or ()))
 
 
-def fedgr_run(folder: Path) -> runner.Run:
+def fedgr_run(folder: Path) -> runner.Runner:
     """Two rounds of four clients of 500 images, two epochs, 2,000 test images."""
     world = make_world(
         random_images(2000, 3, 32, test=2000), "resnet8", clients=4, epochs=2, rounds=2, test_samples=None
@@ -94,7 +95,15 @@ def fedgr_run(folder: Path) -> runner.Run:
         training=world.training,
         hyperparameters=values_of(method),
     )
-    return runner.Run(config, method, world.dataset, world.scenario, folder, choose_devices("cpu"))
+    return runner.Runner(
+        RunOptions("fedgr", out=folder),
+        config,
+        method,
+        world.dataset,
+        world.scenario,
+        choose_devices("cpu"),
+        changed={},
+    )
 
 
 def marked(part: str, function: Callable[..., Any]) -> Callable[..., Any]:

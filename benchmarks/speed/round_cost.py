@@ -15,18 +15,21 @@ import time
 from pathlib import Path
 
 from flnl_bench.engine.engine import Engine
-from flnl_bench.running.resolve import Request, prepare
+from flnl_bench.running.options import RunOptions
+from flnl_bench.running.resolve import prepare
 
 
-def start(method: str, options: argparse.Namespace) -> Engine:
+def start(method: str, arguments: argparse.Namespace) -> Engine:
     """An engine whose method is past its warm-up."""
     warmed = {"warmup_share": "0"} if method.startswith("fedgr") else {}
     training = {"rounds": 1000, "test_samples": 1}
-    request = Request(
-        method, dataset=options.dataset, data_dir=options.data_dir, changes=warmed, training=training
+    options = RunOptions(
+        method, dataset=arguments.dataset, data_dir=arguments.data_dir, changes=warmed, training=training
     )
-    run = prepare(request)
-    engine = Engine(run.method, run.dataset, run.scenario, run.config.training, 1, run.devices)
+    runner = prepare(options)
+    engine = Engine(
+        runner.method, runner.dataset, runner.scenario, runner.config.training, 1, runner.devices
+    )
     while engine.round < -(-engine.terms.clients // engine.terms.sampled) + 1:
         engine.play_round()
     return engine

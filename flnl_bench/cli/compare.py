@@ -11,14 +11,14 @@ import typer
 from flnl_bench.cli import options
 from flnl_bench.cli.console import amount, note, percent, print_json, stdout, table
 from flnl_bench.cli.options import FILES, option
-from flnl_bench.cli.outcome import as_object, title_of
-from flnl_bench.cli.show import BLOCKS, find_run, read, squeeze
+from flnl_bench.cli.outcome import as_object
+from flnl_bench.cli.show import BLOCKS, find_run, squeeze
 from flnl_bench.config import written
-from flnl_bench.results.run_folder import RunFolder
-from flnl_bench.results.run_record import METRICS, Row
-from flnl_bench.running.compare import Side, differences, paired, read_side, results
+from flnl_bench.errors import BadInput
+from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
+from flnl_bench.running.compare import differences, paired, results, with_other_seeds
 
-SET = "set "  # begins the names of hyper-parameters
+HYPER = "hyperparameters."  # begins the names of hyper-parameters
 WIDEST = 72  # characters of a curve
 RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
 
@@ -32,8 +32,8 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
-    a, b = (read_side(find_run(name)) for name in (first, second))
-    curves = [read(RunFolder(side.path))[1] for side in (a, b)]
+    a, b = (find_finished(name) for name in (first, second))
+    curves = [record.read_rounds() for record in (a, b)]
     if output:
         _draw((a, b), output)
     if as_json:
@@ -42,22 +42,33 @@ def compare(
         _print(a, b, curves)
 
 
-def _as_object(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> dict[str, Any]:
+def find_finished(name: str) -> RunRecord:
+    """Find a finished run, or say why it cannot be compared."""
+    record = find_run(name)
+    try:
+        record.result()
+    except ValueError as problem:
+        raise BadInput(f"the run in {record.folder} cannot be compared: {problem}") from None
+    return record
+
+
+def _as_object(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> dict[str, Any]:
+    seeds = with_other_seeds(a), with_other_seeds(b)
     return {
-        "a": as_object(a.record, a.path),
-        "b": as_object(b.record, b.path),
+        "a": as_object(a),
+        "b": as_object(b),
         "differences": {name: {"a": one, "b": other} for name, (one, other) in differences(a, b).items()},
         "results": results(a, b),
-        "paired": {metric: paired(a, b, metric) for metric in METRICS},
+        "paired": {metric: paired(*seeds, metric) for metric in METRICS},
         "curves": {name: [row["accuracy"] for row in rows] for name, rows in zip("ab", curves, strict=True)},
     }
 
 
-def _print(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> None:
+def _print(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> None:
     console = stdout()
     for letter, side in (("A", a), ("B", b)):
-        console.print(f"{letter}  {title_of(side.record.config)}", style="bold")
-        console.print(f"   {side.path}", style="dim")
+        console.print(f"{letter}  {side.config.title}", style="bold")
+        console.print(f"   {side.folder}", style="dim")
     changed = table("", "A", "B")
     for name, (one, other) in _folded(differences(a, b)).items():
         changed.add_row(name, _word(one), _word(other))
@@ -71,8 +82,8 @@ def _print(a: Side, b: Side, curves: Sequence[Sequence[Row]]) -> None:
 
 def _folded(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """The hyper-parameters that only one of two methods has, in one line."""
-    own = {name: pair for name, pair in found.items() if name.startswith(SET) and None in pair}
-    sides = [{n.removeprefix(SET): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)]
+    own = {name: pair for name, pair in found.items() if name.startswith(HYPER) and None in pair}
+    sides = [{n.removeprefix(HYPER): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)]
     rest = {name: pair for name, pair in found.items() if name not in own}
     return {**rest, "own values": (written(sides[0]), written(sides[1]))} if own else rest
 
@@ -86,7 +97,7 @@ def _signed(words: list[str], pair: Mapping[str, Any]) -> list[str]:
     return [*words[:2], f"+{words[2]}" if (pair["difference"] or 0) > 0 else words[2]]
 
 
-def _print_results(a: Side, b: Side) -> None:
+def _print_results(a: RunRecord, b: RunRecord) -> None:
     console = stdout()
     shown = table("", "A", "B", "B − A", right=("A", "B", "B − A"))
     for name, pair in results(a, b).items():
@@ -98,7 +109,7 @@ def _print_results(a: Side, b: Side) -> None:
         shown.add_row(name.replace("_", " "), *_signed(words, pair))
     console.print("\nresults", style="bold")
     console.print(shown)
-    over = paired(a, b)
+    over = paired(with_other_seeds(a), with_other_seeds(b))
     if not over["seeds"]:
         console.print("\nno seed was run with both configurations, so nothing is paired")
         return
@@ -112,7 +123,7 @@ def _print_results(a: Side, b: Side) -> None:
     console.print(seeds)
 
 
-def _print_curves(curves: Sequence[Sequence[Row]]) -> None:
+def _print_curves(curves: Sequence[Sequence[RoundRow]]) -> None:
     console = stdout()
     series = [[row["accuracy"] or 0.0 for row in rows] for rows in curves]
     top = max(max(values) for values in series) or 1.0
@@ -127,11 +138,9 @@ def sparkline(values: Sequence[float], top: float) -> str:
     return "".join(BLOCKS[round(8 * value / top)] for value in values)
 
 
-def _draw(sides: Sequence[Side], output: Path) -> None:
+def _draw(sides: Sequence[RunRecord], output: Path) -> None:
     from flnl_bench import plots
-    from flnl_bench.leaderboards.runs import finished_run
 
     plots.check_file(output)
-    a, b = (finished_run(side.record, side.path) for side in sides)
-    plots.save(plots.pair(a, b), output)
+    plots.save(plots.pair(*sides), output)
     note(f"wrote {output}")

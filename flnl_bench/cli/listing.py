@@ -17,10 +17,11 @@ from flnl_bench.errors import BadInput, unknown
 if TYPE_CHECKING:
     from flnl_bench.api import Method
     from flnl_bench.registry import Registry
+    from flnl_bench.results.run_record import RunRecord
 
 E = TypeVar("E")
 
-HASH = 8  # letters at the end of a folder's name
+HASH = 16  # letters at the end of a folder's name
 Rows = list[dict[str, Any]]  # each with a name and a description
 
 
@@ -215,62 +216,48 @@ def list_names(
         print_rows(name, rows)
 
 
-@dataclasses.dataclass(frozen=True)
-class ListedRun:
-    """A line of `list runs`."""
-
-    method: str
-    dataset: str
-    partition: str
-    setting: str
-    preset: str
-    seed: int
-    status: str
-    rounds: int  # finished
-    last10: float | None
-    best: float | None
-    error: str | None
-    run_dir: str
-
-
 def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) -> None:
-    """The runs of a results folder, whatever has become of them."""
+    """List the runs of a results folder, whatever their status."""
     from flnl_bench.cli.results import warn_files
+    from flnl_bench.leaderboards.comparability import chosen
     from flnl_bench.leaderboards.pandas_api import check_folder
-    from flnl_bench.leaderboards.runs import chosen
     from flnl_bench.leaderboards.terminal import width_here
-    from flnl_bench.results.run_folder import read_records
-    from flnl_bench.results.run_record import read_record
+    from flnl_bench.results.run_folder import read_runs
 
     check_folder(folder)
-    found = read_records(folder)
-    warn_files(found.problems, "not listed: ")
-    records = {**found.done, **{path: read_record(path / "run.json") for path in found.unfinished}}
-    runs = []
-    for path, record in sorted(records.items()):
-        summary = record.summary
-        rounds, last10, best = (summary.rounds, summary.last10, summary.best) if summary else (0, None, None)
-        state = {"status": record.status, "rounds": rounds, "last10": last10, "best": best}
-        names: dict[str, Any] = {**record.config.names, **state}
-        runs.append(ListedRun(**names, error=record.error, run_dir=str(path)))
-    if not runs:
+    records, problems = read_runs(folder)
+    warn_files(problems, "not listed: ")
+    if not records:
         raise BadInput(f"there is no run below {folder}")
-    left = chosen(runs, only)
+    listed = [_run_row(record) for record in chosen(records, only)]
     if as_json:
-        print_json({"runs": [dataclasses.asdict(run) for run in left]})
+        print_json({"runs": listed})
         return
     numeric = ("seed", "last-10", "best")
-    made = table("run", "method", "where", *numeric, "status", right=numeric)
-    for run in left:
-        where = f"{run.dataset} · {run.partition} · {run.setting} · {run.preset}"
-        numbers = [percent(value) if run.status == "done" else "" for value in (run.last10, run.best)]
-        status = f"{run.status}: {run.error}" if run.error else run.status
-        made.add_row(run.run_dir[-HASH:], run.method, where, str(run.seed), *numbers, status)
-    made.columns[0].no_wrap = True  # `show` takes it
+    shown = table("run", "method", "where", *numeric, "status", right=numeric)
+    for row in listed:
+        where = " · ".join(row[name] for name in ("dataset", "partition", "setting", "preset"))
+        numbers = [percent(row[name]) if row["status"] == "done" else "" for name in ("last10", "best")]
+        status = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+        shown.add_row(row["run_dir"][-HASH:], row["method"], where, str(row["seed"]), *numbers, status)
+    shown.columns[0].no_wrap = True  # `show` takes it
     console = stdout()
     console.width = width_here()
-    console.print(made)
-    note(f"{len(left)} of {len(runs)} runs below {folder}; {_how(folder)}")
+    console.print(shown)
+    note(f"{len(listed)} of {len(records)} runs below {folder}; {_how(folder)}")
+
+
+def _run_row(record: RunRecord) -> dict[str, Any]:
+    """A run in a few values."""
+    return {
+        **record.config.names,
+        "status": record.status,
+        "rounds": record.summary.rounds if record.summary else 0,
+        "last10": record.last10,
+        "best": record.best,
+        "error": record.error,
+        "run_dir": str(record.folder),
+    }
 
 
 def _how(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flnl_bench.config import Training
+from flnl_bench.config import Training, check_seeds
 from flnl_bench.errors import BadInput, unknown
 
 SCENARIO, PROTOCOL, METHOD = "Scenario", "Protocol", "Method"
@@ -80,20 +80,15 @@ Json = Annotated[bool, flag(FILES, "Print exactly one JSON object on stdout.", "
 
 
 def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
-    """The seeds asked for; 1 if none is."""
+    """Return the seeds that were asked for, or 1."""
     if seeds is None:
         return [1 if seed is None else seed]
     if seed is not None:
         raise BadInput("--seed and --seeds are both given; use one of them")
     parts = [part.strip() for part in seeds.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise BadInput(
-            f"--seeds {seeds!r}: expected whole numbers from 0 with commas between them, as in 1,13,42"
-        )
-    numbers = [int(part) for part in parts]
-    if len(set(numbers)) < len(numbers):
-        raise BadInput(f"--seeds {seeds!r}: a seed is there twice")
-    return numbers
+        raise BadInput(f"--seeds {seeds!r}: expected whole numbers from 0, separated by commas, as in 1,13,42")
+    return check_seeds(map(int, parts))
 
 
 def use_plugins(files: list[Path] | None) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
-from flnl_bench.config import NAMES, RunConfig
-from flnl_bench.results.published import published_record
+from flnl_bench.config import NAMES
+from flnl_bench.results.archive import published_record
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
+from flnl_bench.results.statistics import mean_std
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
 SHARED = [name for name in NAMES if name != "seed"]
 
 
-def as_object(record: RunRecord, folder: Path) -> dict[str, Any]:
+def as_object(record: RunRecord) -> dict[str, Any]:
     """One finished run as one flat JSON object."""
     assert record.summary is not None
     summary, published = dataclasses.asdict(record.summary), published_record(record)
@@ -27,7 +27,7 @@ def as_object(record: RunRecord, folder: Path) -> dict[str, Any]:
         **{name: value for name, value in summary.items() if name not in ("final", "diverged", "counts")},
         "resumed": record.resumed,
         "scenario": record.scenario.fingerprint,
-        "run_dir": str(folder),
+        "run_dir": str(record.folder),
         "published": published.result().last10 if published else None,
     }
 
@@ -37,22 +37,13 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     together: dict[str, Any] = {name: runs[0][name] for name in (*SHARED, "rounds")}
     together["seeds"] = [run["seed"] for run in runs]
     for metric in METRICS:
-        values = [run[metric] for run in runs]
-        known = None not in values
-        together[metric] = statistics.fmean(values) if known else None
-        together[f"{metric}_std"] = statistics.stdev(values) if known and len(values) > 1 else None
+        together[metric], together[f"{metric}_std"] = mean_std(run[metric] for run in runs)
     return {**together, "runs": list(runs)}
 
 
 # -- for people --------------------------------------------------------------------------------------
-def title_of(config: RunConfig) -> str:
-    """A run in one line."""
-    names = [config.names[name] for name in SHARED]
-    return f"{names[0]} on {' · '.join(names[1:])} · seed {config.seed}"
-
-
 def scenario_line(scenario: ScenarioFacts) -> str:
-    """What the method was up against."""
+    """The federation that the method met."""
     ratio = scenario.noise_ratio
     noise = "unknown" if ratio is None else f"{100 * ratio:.1f} %"
     return (
@@ -61,7 +52,7 @@ def scenario_line(scenario: ScenarioFacts) -> str:
 
 
 def cost_line(summary: Summary) -> str:
-    """What the run cost, summed over its rounds; a pass is one sample through the network."""
+    """The cost of a run, summed over its rounds; a pass is one sample through the network."""
     return (
         f"{amount(summary.bytes_down, 'B')} down, {amount(summary.bytes_up, 'B')} up, "
         f"{amount(summary.forward)} forward, {amount(summary.backward)} backward passes"
@@ -70,9 +61,8 @@ def cost_line(summary: Summary) -> str:
 
 
 def work(summary: Summary) -> dict[str, int]:
-    """Mixtures and neighbour searches of a run; nothing of one that did not count them."""
-    counts = summary.counts or {}
-    return {words: counts[name] for name, words in WORK.items() if name in counts}
+    """Mixtures and neighbour searches of a run."""
+    return {words: summary.counts[name] for name, words in WORK.items()}
 
 
 def best_round(number: int | None) -> str:
@@ -81,13 +71,13 @@ def best_round(number: int | None) -> str:
 
 
 def divergence(summary: Summary | None) -> str | None:
-    """From when on the test loss is not finite, if it is so; older records do not know."""
+    """The round from which on the loss is not finite, in words; None if the run did not diverge."""
     first = summary.diverged if summary else None
     return None if first is None else f"the loss is not finite from round {first + 1} on"
 
 
 def published_line(record: RunRecord) -> str | None:
-    """How the published run of the same configuration compares; None if there is none."""
+    """Compare with the published run of the same configuration, in words; None if there is none."""
     other, ours = published_record(record), record.summary
     if other is None or ours is None or record.status != "done":
         return None
@@ -101,12 +91,12 @@ def published_line(record: RunRecord) -> str | None:
 
 
 def _made_by(record: RunRecord) -> dict[str, str]:
-    """What the last digits depend on, over all parts of a resumed run."""
+    """The facts that the last digits depend on, over all parts of a resumed run."""
     parts = (record.provenance, *record.earlier)
     known = {
         "the CPU": [part.get("instructions") for part in parts],
         "torch": [part.get("libraries", {}).get("torch") for part in parts],
-        "the code of the method": record.sources,
+        "the code of the method": record.code.get("method", ()),
     }
     return {
         name: ", ".join(sorted({str(one) for one in of if one})) or "unknown" for name, of in known.items()
@@ -118,11 +108,11 @@ def memorised(row: Mapping[str, Any]) -> float | None:
     return (row.get("diagnostics") or {}).get("memorised")
 
 
-def print_run(record: RunRecord, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """The summary of one finished run."""
-    console, summary = stdout(), record.summary
+def print_run(record: RunRecord) -> None:
+    """Print the summary of one finished run."""
+    console, summary, folder, rows = stdout(), record.summary, record.folder, record.read_rounds()
     assert summary is not None
-    console.print(title_of(record.config), style="bold")
+    console.print(record.config.title, style="bold")
     lines = facts()
     lines.add_row("scenario", scenario_line(record.scenario))
     lines.add_row(

@@ -37,11 +37,10 @@ from flnl_bench.cli.options import (
 from flnl_bench.cli.outcome import divergence
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, MethodFailed
-from flnl_bench.results.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from flnl_bench.running.result import RunResult
-    from flnl_bench.running.runner import Run
+    from flnl_bench.results.run_record import RunRecord
+    from flnl_bench.running.runner import Runner
 
 
 def protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
@@ -76,7 +75,7 @@ def run(
         str | None, protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
     ] = None,
     rounds: Annotated[int | None, protocol("N", "Rounds.")] = None,
-    fraction: Annotated[float | None, protocol("F", "Share of the clients in a round.")] = None,
+    fraction: Annotated[float | None, protocol("F", "Share of the clients per round.")] = None,
     epochs: Annotated[int | None, protocol("E", "Local epochs.")] = None,
     batch_size: Annotated[int | None, protocol("B", "Local batch size.")] = None,
     lr: Annotated[float | None, protocol("X", "Local learning rate.")] = None,
@@ -102,7 +101,7 @@ def run(
     ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, option(FILES, "DIR", "Folder of the runs.", default="results/runs")] = None,
-    fresh: Annotated[bool, flag(FILES, "Start anew, even if the run is finished.", "--fresh")] = False,
+    fresh: Annotated[bool, flag(FILES, "Run again, even if the run is finished.", "--fresh")] = False,
     save_model: options.SaveModel = False,
     tracker: options.Trackers = None,
     debug: Annotated[bool, flag(FILES, "Show the whole traceback of a method's mistake.", "--debug")] = False,
@@ -111,7 +110,7 @@ def run(
 ) -> None:
     """Run a method on a scenario.
 
-    What is not given comes from the preset. An interrupted run goes on where it stopped.
+    An option that is not given comes from the preset. An interrupted run resumes where it stopped.
     """
     asked = dict(locals())  # every option by its name, which is that of an argument of the library
     asked["set"] = parse_changes(set or [])
@@ -125,13 +124,13 @@ def run(
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
-            results = [play(each, fresh) for each in prepare(chosen or [1], asked, file)]
+            results = [carry_out(runner, fresh) for runner in prepare(chosen or [1], asked, file)]
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise
     for result in results:
-        if when := divergence(result.summary):
-            note(f"warning: {result.config.method}: {when}")
+        if text := divergence(result.summary):
+            note(f"warning: {result.config.method}: {text}")
     if newcomer:
         words = ["flnl-bench", "run"]
         for name in ("method", "setting", "partition"):
@@ -146,7 +145,7 @@ def run(
 def with_file(
     file: Path | None, given: dict[str, Any], seeds: list[int] | None
 ) -> tuple[dict[str, Any], list[int] | None]:
-    """The options and the seeds of a run file, with what is given on the command line in their place."""
+    """Merge a run file with the options of the command line, which win."""
     given = {name: value for name, value in given.items() if value is not None}
     if not given["save_model"]:  # a switch that is off says nothing
         del given["save_model"]
@@ -180,52 +179,50 @@ def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
         debugger.post_mortem(cause.__traceback__)
 
 
-def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Run]:
-    """The runs of all seeds, before anything is written; errors name the run file, if there is one."""
+def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Runner]:
+    """Prepare the runs of all seeds before anything is written; errors name the run file, if there is one."""
     with waiting("preparing"):
         from flnl_bench.running.api import prepare_seeds
-        from flnl_bench.running.resolve import check_source
 
-        check_source(asked, "--")
         tell_problems()
         try:
-            runs = prepare_seeds(seeds, loading=reporting(), **asked)
+            runners = prepare_seeds(seeds, asked, dashes="--", loading=reporting())
         except BadInput as error:
             raise BadInput(f"{error} (with the options of {file})" if file else str(error)) from error
-    for each in runs:
-        each.tell = lambda text: note(f"warning: {text}")
-    return runs
+    for runner in runners:
+        runner.warn = lambda text: note(f"warning: {text}")
+    return runners
 
 
-def play(run: Run, fresh: bool) -> RunResult:
+def carry_out(runner: Runner, fresh: bool) -> RunRecord:
     """Run or resume, with progress on stderr."""
-    from flnl_bench.running.api import finish, what_is_found
+    from flnl_bench.running.api import finish
 
-    total, path = run.config.training.rounds, run.folder.path
-    done = 0 if fresh else run.checkpoint.finished_rounds
-    if not fresh and run.finished():
-        note(f"found finished in {path} (use --fresh to run it again)")
-    for told in () if fresh else what_is_found(run):
-        note(f"warning: {told}")
+    config = runner.config
+    done = 0 if fresh else runner.checkpoint.finished_rounds
+    if not fresh and runner.finished():
+        note(f"found finished in {runner.folder.path} (use --fresh to run it again)")
+    for text in () if fresh else runner.notes():
+        note(f"warning: {text}")
     try:
-        with watching(f"{run.config.method} s{run.config.seed}", total, done) as watch:
-            return finish(run, fresh=fresh, progress=watch)
+        with watching(f"{config.method} s{config.seed}", config.training.rounds, done) as watch:
+            return finish(runner, fresh=fresh, progress=watch)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"interrupted after round {run.checkpoint.finished_rounds} of {total}; the same command "
-            f"{'without --fresh ' if fresh else ''}goes on from there"
+            f"interrupted after round {runner.checkpoint.finished_rounds} of {config.training.rounds}; "
+            f"the same command {'without --fresh ' if fresh else ''}resumes it"
         ) from None
 
 
-def report(results: list[RunResult], *, several: bool, as_json: bool) -> None:
+def report(results: list[RunRecord], *, several: bool, as_json: bool) -> None:
     """Print the outcome."""
     from flnl_bench.cli.outcome import as_object, over_seeds, print_run, print_seeds
 
     if not several and not as_json:
         (result,) = results
-        print_run(result.record, RunFolder(result.folder).read_rounds(), result.folder)
+        print_run(result)
         return
-    objects = [as_object(result.record, result.folder) for result in results]
+    objects = [as_object(result) for result in results]
     if as_json:
         print_json(over_seeds(objects) if several else objects[0])
     else:

@@ -97,7 +97,7 @@ def export(
 def _scenario(file: Path | None, preset: str, data_dir: Path | None, **own: Any) -> Scenario:
     """The scenario of a file, or the one that `run` would make of the same options."""
     from flnl_bench.running.api import make_scenario
-    from flnl_bench.running.resolve import check_source
+    from flnl_bench.running.options import check_source
     from flnl_bench.scenario import load_scenario
 
     check_source({**own, "scenario": file}, "--")

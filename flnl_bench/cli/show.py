@@ -19,14 +19,12 @@ from flnl_bench.cli.outcome import (
     print_paths,
     published_line,
     scenario_line,
-    title_of,
 )
 from flnl_bench.cli.preset import show_preset
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.classes import class_recall
-from flnl_bench.results.run_folder import RunFolder
-from flnl_bench.results.run_record import Row, RunRecord, Summary, summarise
+from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -96,21 +94,32 @@ def show(
         return
     if extra := preset or dataset or method or plugin:
         raise BadInput(f"{extra}: only of a preset, as in `flnl-bench show preset quick --dataset digits`")
-    folder = RunFolder(find_run(run))
-    record, rows = read(folder)
+    record = find_run(run)
+    rows = record.read_rounds()
+    if record.done and not rows:
+        raise BadInput(f"{record.folder} is a finished run, but has no rounds")
     if as_json:
-        print_json({"run_dir": str(folder.path), **record.as_dict(), "rounds": rows})
+        print_json({"run_dir": str(record.folder), **record.as_dict(), "rounds": rows})
     else:
-        print_all(record, rows, folder.path)
+        print_all(record, rows)
 
 
 # -- finding and reading -----------------------------------------------------------------------------
-def find_run(name: str) -> Path:
-    """The folder of a run, from a path or from the end of its name (such as its hash)."""
+def find_run(name: str) -> RunRecord:
+    """Read a run, named by a path or by the end of its folder's name (such as its hash)."""
+    folder = find_folder(name)
+    try:
+        return read_record(folder)
+    except ValueError as problem:
+        raise BadInput(f"{folder / RUN_FILE}: {problem}") from None
+
+
+def find_folder(name: str) -> Path:
+    """Find the folder of a run."""
     path = Path(name)
-    if path.name == "run.json":
+    if path.name == RUN_FILE:
         path = path.parent
-    if (path / "run.json").is_file():
+    if (path / RUN_FILE).is_file():
         return path
     if path.exists():
         raise BadInput(f"{path} is not a run: it has no run.json")
@@ -123,25 +132,11 @@ def find_run(name: str) -> Path:
     return found[0]
 
 
-def read(folder: RunFolder) -> tuple[RunRecord, list[Row]]:
-    """The record and the whole rounds; a torn or foreign file is an error."""
-    record = folder.read()
-    if record is None:
-        raise BadInput(f"{folder.path / 'run.json'} is torn, or not a run of this version of flnl-bench")
-    try:
-        rows = folder.read_rounds()
-    except ValueError:
-        raise BadInput(f"{folder.rounds_file} does not hold rounds of flnl-bench") from None
-    if record.status == "done" and not rows:
-        raise BadInput(f"{folder.rounds_file} is missing or empty, though the run is finished")
-    return record, rows
-
-
 # -- showing -----------------------------------------------------------------------------------------
-def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
-    """Everything about a run that fits a screen."""
-    console, config = stdout(), record.config
-    console.print(title_of(config), style="bold")
+def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
+    """Print everything about a run that fits a screen."""
+    console, config, path = stdout(), record.config, record.folder
+    console.print(config.title, style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
     if told := published_line(record):
@@ -149,7 +144,7 @@ def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
     if record.error:
         lines.add_row("error", record.error)
     if record.traceback:
-        lines.add_row("", f"the whole is in `traceback` of {path / 'run.json'}; the end of it:")
+        lines.add_row("", f"its end; the whole is in `traceback` of {path / RUN_FILE}:")
         lines.add_row("", "\n".join(record.traceback.strip().splitlines()[-FRAME:]))
     lines.add_row("scenario", scenario_line(record.scenario))
     lines.add_row("protocol", _pairs({k: v for k, v in vars(config.training).items() if v is not None}))
@@ -166,15 +161,15 @@ def print_all(record: RunRecord, rows: Sequence[Row], path: Path) -> None:
 
 
 def status_line(record: RunRecord, rounds: int) -> str:
-    """Whether the run is done, and how it came there."""
+    """Status, finished rounds and resumes of a run, in words."""
     total, resumed = record.config.training.rounds, record.resumed
     times = f", resumed {resumed} time{'s' if resumed > 1 else ''}" if resumed else ""
     if record.status == "done":
         return f"done, {total} rounds{times}"
-    return f"{record.status}, {rounds} of {total} rounds{times}; the same `run` command goes on from there"
+    return f"{record.status}, {rounds} of {total} rounds{times}; the same `run` command resumes it"
 
 
-def print_curve(console: Console, rows: Sequence[Row]) -> None:
+def print_curve(console: Console, rows: Sequence[RoundRow]) -> None:
     """Test accuracy over the rounds, and the share of wrong labels that is memorised."""
     curves = {"test accuracy": [row["accuracy"] or 0.0 for row in rows]}
     memorised = [(row.get("diagnostics") or {}).get("memorised") for row in rows]
@@ -188,7 +183,7 @@ def print_curve(console: Console, rows: Sequence[Row]) -> None:
 
 
 def print_results(
-    console: Console, rows: Sequence[Row], summary: Summary, recalls: Sequence[float | None] = ()
+    console: Console, rows: Sequence[RoundRow], summary: Summary, recalls: Sequence[float | None] = ()
 ) -> None:
     """Headline numbers, diagnostics of the last round, cost, and what left the clients."""
     lines = facts()
@@ -215,14 +210,13 @@ def print_results(
     if others := _other_numbers(last):
         lines.add_row("beliefs", _pairs(others))
     lines.add_row("cost", cost_line(summary))
-    if summary.counts:
-        lines.add_row("sent", sentence(summary.counts["sent"]))
+    lines.add_row("sent", sentence(summary.counts["sent"]))
     lines.add_row("time", duration(summary.seconds))
     console.print(lines)
 
 
 def _other_numbers(diagnostics: Mapping[str, Any]) -> dict[str, float]:
-    """What the method's beliefs are worth beside the sieve, and its own numbers."""
+    """The quality of the method's other beliefs, and its own numbers."""
     shown = {"memorised", "accuracy_clean", "accuracy_wrong", *(f"sieve_{name}" for name in SIEVE)}
     return {k: v for k, v in diagnostics.items() if k not in shown and isinstance(v, int | float)}
 

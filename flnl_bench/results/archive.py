@@ -1,6 +1,6 @@
 """Archives of finished runs: export, import from strangers, and the runs that this package ships.
 
-`import_runs` is the door for strangers' files: everything in an archive is checked before anything is written.
+`import_runs` is the door for strangers' files: the whole archive is checked before anything is written.
 `published_folder` unpacks the archives of this package, which are trusted like its code.
 """
 
@@ -111,7 +111,9 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
                 _add(archive, place / BELIEFS_FILE, (run / BELIEFS_FILE).read_bytes())
             exported.runs += 1
         about = {"format": FORMAT, "version": FORMAT_VERSION, "runs": exported.runs}
-        _add(archive, PurePath(MANIFEST), json_text({**about, "flnl_bench": flnl_bench.__version__}, 2) + "\n")
+        _add(
+            archive, PurePath(MANIFEST), json_text({**about, "flnl_bench": flnl_bench.__version__}, 2) + "\n"
+        )
 
 
 def _add(archive: zipfile.ZipFile, name: PurePath, content: str | bytes) -> None:

@@ -36,13 +36,9 @@ COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewi
 LAST = 10  # rounds in the headline mean
 TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 RUN_FILE, ROUNDS_FILE, BELIEFS_FILE = "run.json", "rounds.jsonl", "beliefs.npz"
+NOT_WRITTEN = {"written": False}
 RoundRow = dict[str, Any]  # a line of rounds.jsonl
 T = TypeVar("T")
-
-
-def not_written(default: Any) -> Any:
-    """Declare a field that says where a record was read, and is no part of run.json."""
-    return field(default=default, compare=False, metadata={"written": False})
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,9 @@ class RunRecord:
     error: str | None = None
     traceback: str | None = None
     imported: Mapping[str, Any] | None = None  # file, time and provenance
-    folder: Path = not_written(Path())
-    published: bool = not_written(False)  # it ships with this package
+    # Where the record was read: no part of run.json.
+    folder: Path = field(default=Path(), compare=False, metadata=NOT_WRITTEN)
+    published: bool = field(default=False, compare=False, metadata=NOT_WRITTEN)  # it ships with this package
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values as in run.json; absent values are left out, except for the summary."""
@@ -137,7 +134,13 @@ class RunRecord:
     def identity(self) -> tuple[object, ...]:
         """A key that the same run has when it is run again, whatever its folder is called."""
         config = self.config
-        names = (*config.names.values(), config.device, config.version, self.scenario.fingerprint, self.numbers)
+        names = (
+            *config.names.values(),
+            config.device,
+            config.version,
+            self.scenario.fingerprint,
+            self.numbers,
+        )
         return (*names, key_of(config.hyperparameters), key_of(vars(config.training)))
 
     def result(self) -> Summary:
@@ -248,7 +251,7 @@ def parse_config(values: object) -> RunConfig:
 def _parse(cls: type[T], values: object, where: str = "") -> T:
     """Make a dataclass of a JSON object; a missing value has its default, if there is one."""
     given = values if isinstance(values, dict) else {}
-    known = _fields(cls)
+    known = _fields(cls)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for name, (kinds, part, needed) in known.items():
         value = given.get(name)

@@ -89,7 +89,7 @@ def run(
         out: the folder of the runs.
         fresh: run again, even if the run is finished.
         save_model: keep the final and the best global weights, for `load_model`.
-        tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; one that fails is not used any more.
+        tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; a failing one is dropped.
         progress: called with each finished round, as a row of rounds.jsonl.
         loading: called as (what, done, total) while a large data set is decoded.
         training: any other value of the protocol, as in momentum=0.9.

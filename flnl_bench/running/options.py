@@ -69,11 +69,14 @@ class RunOptions:
 
 
 # The flat names that `RunOptions.of` takes.
-OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "changes", "label"} | {"set", *TRAINING}
+OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "changes", "label"} | {
+    "set",
+    *TRAINING,
+}
 
 
 def check_source(given: Mapping[str, object], dashes: str = "") -> None:
-    """Refuse a scenario from a file and from options at once, and a missing setting, which is never guessed."""
+    """Refuse a scenario from a file and options at once, and a missing setting, which is never guessed."""
     own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
     if given.get("scenario") is not None and own:
         raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")

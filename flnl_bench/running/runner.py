@@ -66,7 +66,9 @@ class Runner:
         folder, record = self.folder, self.folder.read()
         if record is None:
             if self.checkpoint.exists:
-                raise BadInput(f"{folder.path} has a checkpoint, but no run.json that says of which run; {ADVICE}")
+                raise BadInput(
+                    f"{folder.path} has a checkpoint, but no run.json that says of which run; {ADVICE}"
+                )
             return None
         ours = {**self.config.flat(), "numbers": NUMBERS_VERSION}
         theirs = {**record.config.flat(), "numbers": record.numbers}
@@ -88,7 +90,7 @@ class Runner:
         try:
             record.confirmed(record.read_rounds())
         except ValueError as error:
-                raise BadInput(
+            raise BadInput(
                 f"the finished run in {self.folder.path} is not complete: {error}; {ADVICE}"
             ) from None
         return record
@@ -100,7 +102,9 @@ class Runner:
         for kind, digests in (record.code if record else {}).items():
             if kind in here and digests != {here[kind]}:
                 thing = self.config.method if kind == "method" else kind
-                notes.append(f"the code of {thing} has changed since {path} was started; --fresh starts again")
+                notes.append(
+                    f"the code of {thing} has changed since {path} was started; --fresh starts again"
+                )
         if self.options.save_model and record and record.done and not (path / FILES["final"]).exists():
             notes.append(f"{path} was made without --save-model; --fresh runs it again")
         return notes

@@ -27,17 +27,17 @@ from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.methods import default_methods
 from flnl_bench.models import make_network
 from flnl_bench.random_streams import seed_of
-from flnl_bench.results.run_record import read_config
+from flnl_bench.results.run_record import parse_config
 
 if TYPE_CHECKING:
-    from flnl_bench.running.tracking import Tell
+    from flnl_bench.running.tracking import Warn
 
 FILES = {"final": "final.safetensors", "best": "best.safetensors"}
 KEY = "flnl_bench"  # of what the files say about themselves
 
 
 class Keeper:
-    """Writes the weights of a run while it is played."""
+    """Writes the weights of a run while it is running."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Keeper:
         config: RunConfig,
         dataset: Dataset,
         rounds: Sequence[Mapping[str, Any]],
-        tell: Tell,
+        warn: Warn,
     ) -> None:
         """Go on after `rounds`: the best of them is in its file, unless nobody kept it."""
         self.folder = folder
@@ -61,7 +61,7 @@ class Keeper:
         self.best = self._kept(len(rounds))
         known = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
         if known and self.best != max(known):
-            tell("the weights of the best round so far were not kept; best.safetensors is of a later one")
+            warn("the weights of the best round so far were not kept; best.safetensors is of a later one")
 
     def _kept(self, finished: int) -> float | None:
         """The accuracy of the best weights in the file; those of a round that a stop undid do not count."""
@@ -100,7 +100,7 @@ class SavedModel:
     network: nn.Module  # with these weights, in evaluation mode; takes normalised images
     method: Method
     views: Views
-    shape: tuple[int | None, ...]  # of an image [C, H, W]; None: a file of an earlier version does not say
+    shape: tuple[int, ...]  # of an image [C, H, W]
 
     @torch.inference_mode()
     def logits(self, images: np.ndarray) -> Tensor:
@@ -123,8 +123,8 @@ class SavedModel:
         if isinstance(images, np.ndarray):
             found = f"{images.dtype} {[*images.shape]}"
             sizes = zip(self.shape, images.shape[1:], strict=False)
-            fits = (images.dtype, images.ndim) == (np.uint8, 4) and all(a in (None, b) for a, b in sizes)
-        wanted = ", ".join(str(size or sign) for size, sign in zip(self.shape, "CHW", strict=True))
+            fits = (images.dtype, images.ndim) == (np.uint8, 4) and all(a == b for a, b in sizes)
+        wanted = ", ".join(map(str, self.shape))
         require(fits, "images", found, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
         raise unknown("weights", which, FILES)
     path = Path(run).expanduser() / FILES[which]
     about = _about(path)
-    config, augmentation = read_config(about["config"]), Augmentation(**about["augmentation"])
+    config, augmentation = parse_config(about["config"]), Augmentation(**about["augmentation"])
     method = default_methods().method_class(config.method)(**config.hyperparameters)
     weights = load_file(path)
     cpu = torch.device("cpu")
@@ -155,7 +155,7 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
         network=_network(config, method, about["channels"], len(about["classes"]), weights),
         method=method,
         views=Views(augmentation, tuple(about["mean"]), tuple(about["std"]), cpu),
-        shape=(about["channels"], *about.get("size", (None, None))),
+        shape=(about["channels"], *about["size"]),
     )
 
 

@@ -20,6 +20,7 @@ from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.models import MODELS, ModelKind, make_network
 from flnl_bench.models.network import Network
 from flnl_bench.registry import Registry
+from flnl_bench.results.run_record import RunRecord, ScenarioFacts
 from flnl_bench.scenario import (
     NOISES,
     PARTITIONS,
@@ -31,7 +32,6 @@ from flnl_bench.scenario import (
     parse_setting,
 )
 from flnl_bench.testing.worlds import TRAINING, toy_dataset
-from flnl_bench.results.run_record import RunRecord, ScenarioFacts
 from flnl_bench.trackers import Tracker
 
 

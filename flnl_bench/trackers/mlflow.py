@@ -38,7 +38,9 @@ class MLflow(Tracker):
         experiment = known.experiment_id if known else self.client.create_experiment(name)
         self.id = self.client.create_run(experiment, run_name=run.config.title).info.run_id
         kept.write_text(self.id)
-        self.client.log_batch(self.id, params=[Param(key, str(value)) for key, value in run.config.flat().items()])
+        self.client.log_batch(
+            self.id, params=[Param(key, str(value)) for key, value in run.config.flat().items()]
+        )
         for row in rounds:
             self.round(row)
 
