@@ -152,8 +152,8 @@ class Dataset:
         """Hash all images and all labels: true ones, and natural noisy ones with their names.
 
         Class names decide no number. Class maps act through the labels, which the fingerprint of a scenario
-        covers. Mean, deviation and augmentation follow from the images or are code, which NUMBERS_VERSION or
-        the recorded digest of a plugin's code identifies; computed ones may differ in the last bit between CPUs.
+        covers. Mean, deviation and augmentation follow from the images, or they are code, which
+        NUMBERS_VERSION or the recorded digest of a plugin's code identifies.
         """
         hasher = hashlib.sha256(self.image_digest.encode())
         for labels in (self.train_y, self.test_y):
@@ -165,7 +165,7 @@ class Dataset:
 
     @cached_property
     def image_digest(self) -> str:
-        """Hash every byte of the images; `load_dataset` sets the value where it is kept from an earlier start."""
+        """Hash every byte of the images; `load_dataset` sets a value that is kept from an earlier start."""
         return hash_images((self.train_x, self.test_x))
 
 
