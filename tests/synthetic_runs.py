@@ -61,7 +61,7 @@ def write_run(
         fingerprint
         or hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
     )
-    code = {"method": {"class": "mine:Mine", "source": source}} if source else {}
+    code = {"class": "mine:Mine", "code": {"method": source}} if source else {}
     record = RunRecord(
         status=status,
         config=config,

@@ -102,8 +102,12 @@ class RunRecord:
     @property
     def sources(self) -> frozenset[str]:
         """The digests of the method's code that made its parts, as far as they are known."""
-        methods = [about.get("method") for about in (self.provenance, *self.earlier)]
-        digests = [method.get("source") for method in methods if isinstance(method, dict)]
+        return self.codes("method")
+
+    def codes(self, kind: str) -> frozenset[str]:
+        """The known digests of the code of one kind: method, noise, partition, dataset or model."""
+        codes = [about.get("code") for about in (self.provenance, *self.earlier)]
+        digests = [code.get(kind) for code in codes if isinstance(code, dict)]
         return frozenset(digest for digest in digests if isinstance(digest, str))
 
     def result(self) -> Summary:

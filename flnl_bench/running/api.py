@@ -230,10 +230,8 @@ def finish(run: Run, *, fresh: bool = False, progress: RoundCallback | None = No
 def what_is_found(run: Run) -> list[str]:
     """What to say of the run that is there: made by other code, or without what is asked for."""
     told, path = [], run.folder.path
-    if run.code_changed:
-        told.append(
-            f"the code of {run.config.method} has changed since {path} was begun; --fresh starts anew"
-        )
+    if names := ", ".join(run.changed_code):
+        told.append(f"the code of {names} has changed since {path} was begun; --fresh starts anew")
     if run.save_model and run.finished() and not (path / "final.safetensors").exists():
         told.append(f"{path} was played without --save-model; --fresh plays it again")
     return told

@@ -22,7 +22,7 @@ from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import interrupted
 from flnl_bench.results.diagnostics import Probe, gather_beliefs, judge, save_beliefs
 from flnl_bench.results.lock import Busy, Claim, claimed
-from flnl_bench.results.provenance import provenance, source
+from flnl_bench.results.provenance import changed_code, provenance
 from flnl_bench.results.run_folder import RunFolder, run_folder
 from flnl_bench.results.run_record import RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.running.saved import FILES, Keeper
@@ -50,7 +50,6 @@ class Run:
     label: str | None = None  # what a suite calls it, if that is not the method's name
     trackers: tuple[str, ...] = ()
     save_model: bool = False  # keep the final and the best global weights
-    plugins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # digests of plugin files it uses
     tell: Tell = warn  # what should be said while it is played
 
     @property
@@ -64,10 +63,10 @@ class Run:
         return Checkpoint(self.folder.checkpoint)
 
     @property
-    def code_changed(self) -> bool:
-        """Whether what is there was made by other code of the method; NUMBERS_VERSION speaks for the rest."""
+    def changed_code(self) -> list[str]:
+        """The names of the method and the plugins' entries whose code has changed since the run began."""
         record = self.folder.read()
-        return record is not None and bool(record.sources - {source(type(self.method), self.plugins)})
+        return changed_code(record, type(self.method)) if record else []
 
     def finished(self) -> RunRecord | None:
         """The record of the run if it is done already, on the same federation."""
@@ -191,7 +190,7 @@ class Run:
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
         scenario, previous = self.scenario, folder.read()
-        here = provenance(self.method, self.devices.server, len(self.devices.workers), self.plugins)
+        here = provenance(self.config, self.method, self.devices.server, len(self.devices.workers))
         before = [*previous.earlier, previous.provenance] if resumes and previous else []
         return RunRecord(
             status="running",
