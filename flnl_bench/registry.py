@@ -244,12 +244,9 @@ class Plugins:
                 self.problems.append(f"plugin {plugin!r} ({source.where}): {self.failed[plugin]}; skipped")
         return self.loaded[plugin]
 
-    def file_digest(self, hook: str, name: str) -> tuple[str, str] | None:
-        """The name and the digest of the plugin file that an entry comes from; None if it is from none."""
-        plugin = self.tables[hook].origin.get(name, OWN) if hook in self.tables else OWN
-        source = self.found.get(plugin)
-        digest = plugin_files.loaded_digest(source.file) if source and source.file else None
-        return (plugin, digest) if digest else None
+    def source_of(self, hook: str, name: str) -> Source | None:
+        """The plugin that an entry comes from; None if it is built in."""
+        return self.found.get(self.tables[hook].origin.get(name, OWN)) if hook in self.tables else None
 
 
 def _loaded(entry: EntryPoint) -> object:

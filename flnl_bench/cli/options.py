@@ -87,7 +87,9 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
         raise BadInput("--seed and --seeds are both given; use one of them")
     parts = [part.strip() for part in seeds.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise BadInput(f"--seeds {seeds!r}: expected whole numbers from 0, separated by commas, as in 1,13,42")
+        raise BadInput(
+            f"--seeds {seeds!r}: expected whole numbers from 0, separated by commas, as in 1,13,42"
+        )
     return check_seeds(map(int, parts))
 
 

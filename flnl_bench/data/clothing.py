@@ -125,6 +125,12 @@ def _resized(file: Path) -> np.ndarray:
     return np.asarray(open_image(file, "RGB").resize((SIDE, SIDE))).transpose(2, 0, 1)
 
 
+def _image_files(root: Path) -> list[Path]:
+    """The memory maps, and the lists that decide which of them are used."""
+    folder = root / "clothing1m"
+    return [*(folder / keys for keys, _ in LISTS.values()), *sorted(folder.glob(f"*_{SIDE}_*.npy"))]
+
+
 CLOTHING1M = DatasetKind(
     "clothing1m",
     "1,000,000 photographs of clothes (setting real)",
@@ -132,4 +138,5 @@ CLOTHING1M = DatasetKind(
     classes=14,
     train_images=1_000_000,
     source="clothing1m/ in the data folder",
+    files=_image_files,
 )

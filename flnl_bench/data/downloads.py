@@ -289,6 +289,12 @@ def _numpy_types() -> list:
     return [*old, np.ndarray, np.dtype, *kinds]
 
 
+def _image_files(name: str, root: Path) -> list[Path]:
+    """NAME.npz if it is there; torchvision reads and checks all of its own files at each start anyway."""
+    file = root / f"{name}.npz"
+    return [file] if file.is_file() else []
+
+
 DOWNLOADS = tuple(
     DatasetKind(
         name,
@@ -297,6 +303,7 @@ DOWNLOADS = tuple(
         classes=len(source.classes),
         train_images=source.train_images,
         source=f"downloaded by torchvision, or {name}.npz in the data folder",
+        files=functools.partial(_image_files, name),
     )
     for name, source in SOURCES.items()
 )
@@ -308,6 +315,7 @@ HUMAN_LABELS = tuple(
         classes=len(SOURCES[labels.images].classes),
         train_images=SOURCES[labels.images].train_images,
         source=f"{labels.npz} or the published {labels.published} in the data folder",
+        files=functools.partial(_image_files, labels.images),
     )
     for name, labels in HUMAN.items()
 )

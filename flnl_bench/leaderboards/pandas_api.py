@@ -103,13 +103,13 @@ def _code_of(methods: Set[str]) -> dict[tuple[str, int], frozenset[str]]:
         return {}
     # They need torch, which other tables do without.
     from flnl_bench.methods import default_methods
-    from flnl_bench.results.provenance import source
+    from flnl_bench.results.provenance import method_digest
 
     digests = {}
     for method in methods:
         with contextlib.suppress(BadInput):  # its plugin is not installed
             cls = default_methods().method_class(method)
-            digests[method, cls.version] = frozenset(filter(None, [source(cls)]))
+            digests[method, cls.version] = frozenset(filter(None, [method_digest(cls)]))
     return digests
 
 

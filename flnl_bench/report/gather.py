@@ -246,10 +246,9 @@ class Report:
     def provenance(self, record: RunRecord) -> dict[str, Any]:
         """Who made a run, where and when."""
         about = {**record.provenance, **record.provenance.get("libraries", {})}
-        method = about.pop("method", None)
         about.pop("libraries", None)
-        if isinstance(method, dict):
-            about |= {"method's class": method.get("class"), "digest of its code": method.get("source")}
+        if isinstance(code := about.pop("code", None), dict):
+            about |= {f"digest of the code of the {kind}": digest for kind, digest in code.items()}
         times = {"started": record.started, "ended": record.ended, "resumed": record.resumed or None}
         origin = {"imported from": (record.imported or {}).get("file"), "called": record.label}
         return {k: v for k, v in {**about, **times, **origin}.items() if v is not None}
