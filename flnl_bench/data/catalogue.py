@@ -66,7 +66,7 @@ def load_dataset(
     place = Path(name.partition(":")[2]) if kind.takes_path else data_root(data_dir)
     files = kind.files(place) if kind.files else ()
     before = file_stamps(files)
-    dataset = call(f"data set {name!r}", kind.load, place, progress)
+    dataset: Dataset = call(f"data set {name!r}", kind.load, place, progress)
     expect(isinstance(dataset, Dataset), f"data set {name!r}", "load must give a Dataset", dataset)
     dataset = dataset if dataset.name == name else dataclasses.replace(dataset, name=name)
     if before:

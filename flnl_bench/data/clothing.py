@@ -87,7 +87,8 @@ def _decoded(folder: Path, part: str, keys: list[str], progress: LoadProgress | 
             with FileLock(folder / f".{part}.lock"):
                 if not target.is_file():
                     _decode(folder, keys, target, progress)
-        return np.load(target, mmap_mode="c")  # torch warns of arrays that cannot be written to
+        images: np.ndarray = np.load(target, mmap_mode="c")  # torch warns of arrays that are read-only
+        return images
     except BadInput:
         raise
     except (OSError, ValueError) as error:

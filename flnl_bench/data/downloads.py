@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -281,7 +282,7 @@ def _read_published(path: Path, names: dict[str, str]) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} is not a readable label file: {one_line(error)}") from None
 
 
-def _numpy_types() -> list:
+def _numpy_types() -> list[Any]:
     """What a pickled integer array is made of, under the module names of NumPy 1 and 2."""
     rebuild = np.empty(0).__reduce__()[0]
     kinds = [type(np.dtype(kind)) for kind in ("uint8", "int32", "int64")]
