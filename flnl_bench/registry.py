@@ -304,8 +304,18 @@ def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
         own = [v for v in values if isinstance(v, type) and v.__module__ == names["__name__"]]
         found = [cls for cls in own if issubclass(cls, base)]
         parents = {parent for cls in found for parent in cls.__mro__[1:]}
-        offered[hook] = [cls for cls in found if hasattr(cls, "name") or cls not in parents]
+        offered[hook] = [
+            cls
+            for cls in found
+            if (hasattr(cls, "name") or cls not in parents) and cls.__name__ not in _variants(found)
+        ]
     return offered
+
+
+def _variants(classes: Iterable[Any]) -> set[str]:
+    """The names of classes that are variants of methods, and no methods of their own."""
+    declared = [target for cls in classes for target in getattr(cls, "variants", {}).values()]
+    return {target.rpartition(":")[2] for target in declared if isinstance(target, str)}
 
 
 def _why(error: BaseException, source: Source) -> str:

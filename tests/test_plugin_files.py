@@ -13,6 +13,7 @@ from command_line import flnl, interrupted, rounds_of, tiny
 
 import flnl_bench as fb
 from flnl_bench import plugin_files, registry
+from flnl_bench.methods import default_methods
 from flnl_bench.results import provenance
 from flnl_bench.suite.grid import make_grid
 from flnl_bench.suite.scheduler import Job, job_of, work
@@ -353,3 +354,15 @@ def test_what_cannot_be_built_leaves_nothing_behind(write, tmp_path, old, new, a
     assert (done.code, len(done.errors)) == (1, 1)
     assert "division by zero (mine.py:" in done.errors[0]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_may_define_the_class_of_a_variant(write):
+    text = METHOD.format(scale=1.0).replace(
+        'name = "mine"', 'name = "mine"\n    variants = {"twice": "Twice"}'
+    )
+    file = write(text + "\n\nclass Twice(Mine):\n    scale: float = 2.0\n")
+    fb.load_plugin(file)
+    methods = default_methods()
+    assert {"mine", "mine/twice"} <= set(methods.names())
+    assert methods.make("mine/twice", {}, {}).scale == 2.0
+    assert not methods.problems

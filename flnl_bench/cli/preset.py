@@ -43,7 +43,7 @@ def values_of(method: str, preset: Preset, dataset: str, registry: Methods) -> d
 
     cls = registry.method_class(method)
     given = preset.hyperparameters(dataset, cls.name)
-    variant = cls.variants.get(method.partition("/")[2], {})
+    variant = registry.variant_values(method)
     made = methods.values_of(registry.make(method, given, {}))
     return {
         key: {"value": value, "from": "variant" if key in variant else "preset" if key in given else "method"}
