@@ -23,7 +23,7 @@ WIDEST = 72  # characters of a curve
 RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
 
 
-def compare(
+def compare_command(
     first: Annotated[str, RunName],
     second: Annotated[str, RunName],
     output: Annotated[

@@ -18,7 +18,7 @@ WHAT, SHAPE = "What is compared", "Output"
 KINDS = ", ".join(f"{one.name} ({one.help})" for one in FORMATS.values())
 
 
-def leaderboard(
+def leaderboard_command(
     folder: Folder = RUNS,
     metric: Annotated[
         str,

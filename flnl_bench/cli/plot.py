@@ -31,7 +31,7 @@ KINDS = {
 HOW = "How they are drawn"
 
 
-def plot(
+def plot_command(
     kind: Annotated[
         str,
         typer.Argument(metavar="KIND", help="; ".join(f"{name}: {text}" for name, text in KINDS.items())),
