@@ -82,7 +82,8 @@ def annotated_labels(client: NoisyClient) -> np.ndarray:
         same = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)  # how many have the label of each
         return np.where(same.max(axis=1) > 1, labels[places, same.argmax(axis=1)], shuffled[:, 0])
     if use == "worse":
-        return shuffled[places, (shuffled != client.true[:, None]).argmax(axis=1)]
+        wrong: np.ndarray = shuffled != client.true[:, None]
+        return shuffled[places, wrong.argmax(axis=1)]
     return shuffled[:, 0]
 
 

@@ -17,7 +17,7 @@ from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, file, on
 
 CERTAINTY = 0.8  # mean of the highest score of the built-in scores
 SUM = 1e-3  # a row of scores may miss one by this much
-CHUNK = 1024  # images that are compared at a time
+COMPARED_AT_ONCE = 1024  # images that are compared at a time
 SHAPES: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda margin: (1 - margin**2) / 2,
     2: lambda margin: 1 - margin**3,
@@ -75,10 +75,10 @@ def distances_to_means(dataset: Dataset) -> np.ndarray:
     distances = np.full((len(images), len(dataset.classes)), np.inf)  # of a class without images
     present = np.unique(labels)
     means = np.stack([images[labels == label].mean(axis=0).ravel() for label in present])
-    for start in range(0, len(images), CHUNK):
-        pixels = images[start : start + CHUNK].reshape(-1, means.shape[1]).astype(np.float64)
+    for start in range(0, len(images), COMPARED_AT_ONCE):
+        pixels = images[start : start + COMPARED_AT_ONCE].reshape(-1, means.shape[1]).astype(np.float64)
         squares = (pixels**2).sum(axis=1, keepdims=True) + (means**2).sum(axis=1)
-        distances[start : start + CHUNK, present] = squares - 2 * pixels @ means.T
+        distances[start : start + COMPARED_AT_ONCE, present] = squares - 2 * pixels @ means.T
     return distances
 
 

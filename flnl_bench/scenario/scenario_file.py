@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from flnl_bench.atomic_files import json_text, parse_json, path_part, read_file, read_npz, replace_file
-from flnl_bench.data.dataset import Dataset, as_labels
+from flnl_bench.data.dataset import Dataset, checked_labels
 from flnl_bench.errors import BadInput, one_line, require
 from flnl_bench.scenario.noise import noisy_labels, parse_setting
 from flnl_bench.scenario.partition import parse_partition
@@ -131,7 +131,7 @@ def _rebuild(about: Any, arrays: dict[str, np.ndarray]) -> Scenario:
     true, replaced = _true_and_replaced(arrays, total, about["classes"])
     return Scenario(
         clients=tuple(np.split(rows, np.cumsum(sizes.astype(np.int64))[:-1])),
-        given=as_labels(arrays["given"], total, "given", about["classes"]),
+        given=checked_labels(arrays["given"], total, "given", about["classes"]),
         true=true,
         kinds=tuple(str(kind) for kind in arrays["kinds"]),
         nominal=arrays["nominal"].astype(np.float64),
@@ -147,7 +147,7 @@ def _true_and_replaced(
     """True labels, -1 exactly where an image is replaced; the images of the pool, none of them twice."""
     replaced = arrays.get("replaced")
     if replaced is None:
-        return as_labels(arrays["true"], total, "true", classes), None
+        return checked_labels(arrays["true"], total, "true", classes), None
     require(replaced.dtype.kind == "i" and replaced.shape == (total,), "replaced", replaced.dtype, "a list")
     is_open, true = replaced >= 0, arrays["true"].astype(np.int64)
     used = replaced[is_open]
@@ -155,7 +155,7 @@ def _true_and_replaced(
         raise ValueError("replaced must hold different rows of the pool, and -1 for the others")
     if len(true) != total or np.any((true == -1) != is_open):
         raise ValueError("true labels must be -1 where images are replaced, and nowhere else")
-    as_labels(np.where(is_open, 0, true), total, "true", classes)
+    checked_labels(np.where(is_open, 0, true), total, "true", classes)
     return true, replaced.astype(np.int64)
 
 
