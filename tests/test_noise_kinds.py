@@ -93,7 +93,7 @@ def test_the_share_of_a_class_that_errs_is_cut_at_one_and_a_client_without_errin
         labels_of(f"pair-1.0,rates={tmp_path}/rates.txt", [0] * 90 + [1] * 10, 0.4, 2).tolist() == [0] * 100
     )
     np.savetxt(tmp_path / "rates.txt", [0, 0])
-    with pytest.raises(BadInput, match="one of the rates at least must be above 0"):
+    with pytest.raises(BadInput, match="at least one rate must be above 0"):
         labels_of(f"pair-1.0,rates={tmp_path}/rates.txt", [0, 1], 0.4, 2)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from flnl_bench.data import DATASETS, load_dataset
-from flnl_bench.data.clothing import LISTS
+from flnl_bench.data.clothing import LIST_FILES
 from flnl_bench.data.dataset import data_root
-from flnl_bench.data.downloads import HUMAN, SOURCES, fetch
+from flnl_bench.data.downloads import HUMAN_FILES, TORCHVISION, fetch
 from flnl_bench.doctor.check_result import Asked, Finding
 from flnl_bench.errors import one_line
 
@@ -37,13 +37,13 @@ def datasets(asked: Asked) -> Finding:
 def _state(name: str, root: Path) -> str:
     """`whole`, `absent`, or what is wrong with it. Loaders fetch what is missing: so they are asked last."""
     try:
-        if name in SOURCES and not (root / f"{name}.npz").is_file():
+        if name in TORCHVISION and not (root / f"{name}.npz").is_file():
             if not (root / TRACES[name]).exists():
                 return "absent"
-            fetch(SOURCES[name].torchvision, root, download=False)
+            fetch(TORCHVISION[name].torchvision, root, download=False)
             return "whole"
-        if name in HUMAN:
-            labels = HUMAN[name]
+        if name in HUMAN_FILES:
+            labels = HUMAN_FILES[name]
             if not any((root / file).is_file() for file in (labels.npz, labels.published)):
                 return "absent"
             if (images := _state(labels.images, root)) != "whole":
@@ -58,7 +58,7 @@ def _state(name: str, root: Path) -> str:
 
 def _clothing(folder: Path) -> str:
     """Only the lists: to read a million photographs takes longer than all other checks."""
-    missing = [file for pair in LISTS.values() for file in pair if not (folder / file).is_file()]
+    missing = [file for pair in LIST_FILES.values() for file in pair if not (folder / file).is_file()]
     if not folder.exists():
         return "absent"
     return f"{', '.join(missing)} not found in {folder}" if missing else "whole"

@@ -35,7 +35,7 @@ def device(asked: Asked) -> Finding:
     import torch
 
     listed = _listed_gpus()
-    details = {"device": asked.device, "gpus": listed, "cuda": torch.version.cuda}
+    details: dict[str, object] = {"device": asked.device, "gpus": listed, "cuda": torch.version.cuda}
     if asked.device == "cuda":
         return _cuda(details)
     if listed and not torch.cuda.is_available():
