@@ -179,7 +179,8 @@ class Method:
     name: ClassVar[str]
     reference: ClassVar[str] = ""  # authors, title, venue
     version: ClassVar[int] = 1  # raised by its author when its numbers change: other runs, other rows
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named changes of hyper-parameters
+    # Named changes of hyper-parameters, or the place of a subclass: "module:Class".
+    variants: ClassVar[Mapping[str, Mapping[str, Any] | str]] = {}
     private: ClassVar[tuple[str, ...]] = ()  # parts of build() that train but stay in client.state
     members: ClassVar[tuple[str, ...]] = ()  # networks of build() whose own test accuracy is recorded too
 

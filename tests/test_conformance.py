@@ -6,6 +6,7 @@ from flnl_methods.fedcorr import FedCorr
 from flnl_methods.feddiv import FedDiv
 from flnl_methods.fedfixer import FedFixer
 from flnl_methods.fedgr import FedGR
+from flnl_methods.fedgr_released import FedGRReleased
 from flnl_methods.fednoro import FedNoRo
 from flnl_methods.fedprox import FedProx
 from flnl_methods.fl_coteaching import FLCoteaching
@@ -23,8 +24,8 @@ METHODS = [
     FedProx,
     FedGR,
     FedGR(high_noise_labels="pseudo+clean", noisy_client=0.3),
-    FedGR(**FedGR.variants["released"]),
-    FedGR(**FedGR.variants["released"], release="a"),
+    FedGRReleased(),
+    FedGRReleased(release="a"),
     FLDivideMix,
     FLCoteaching,
     FedFixer,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from flnl_methods.fedavg import FedAvg
 from flnl_methods.fedgr import FedGR
+from flnl_methods.fedgr_released import FedGRReleased
 from flnl_methods.fedprox import FedProx
 from torch import nn
 from waits import Counter, assert_no_step_waits
@@ -285,8 +286,8 @@ def test_a_message_of_unknown_size_is_refused():
         FedProx(),
         FedGR(warmup_share=0.0),
         FedGR(teacher="online"),
-        FedGR(**FedGR.variants["released"]),
-        FedGR(**FedGR.variants["released"], release="a"),
+        FedGRReleased(),
+        FedGRReleased(release="a"),
     ],
     ids=repr,
 )

@@ -51,7 +51,7 @@ def test_what_the_command_has_finished_is_found_and_only_fresh_runs_it_again(tmp
 def test_a_run_that_was_made_by_other_code_is_told_unless_it_is_made_anew(tmp_path, monkeypatch, recwarn):
     asked = {"out": tmp_path, **SMALL}
     fb.run("fedavg", "clean", **asked)
-    monkeypatch.setattr(Run, "code_changed", True)
+    monkeypatch.setattr(Run, "changed_code", ["fedavg"])
     fb.run("fedavg", "clean", fresh=True, **asked)
     assert not recwarn
     with pytest.warns(UserWarning, match="the code of fedavg has changed since"):

@@ -13,7 +13,7 @@ from command_line import TINY, flnl, interrupted, rounds_of, tiny
 
 from flnl_bench import Method
 from flnl_bench.methods import default_methods
-from flnl_bench.results.provenance import source
+from flnl_bench.results.provenance import method_digest
 
 PLUGIN = """
 from flnl_bench import Method
@@ -89,7 +89,7 @@ def test_a_built_in_method_is_no_exception(tmp_path, install):
 def test_a_method_from_a_session_is_not_suspected(tmp_path, install):
     command = tiny(tmp_path, "--json", method="mine")
     default_methods().methods["mine"] = type("Mine", (Method,), {"name": "mine", "__module__": "session"})
-    assert source(default_methods().methods["mine"]) is None
+    assert method_digest(default_methods().methods["mine"]) is None
     assert not warned(flnl(*command))
     assert not warned(flnl(*command))
 
@@ -164,7 +164,7 @@ def package(tmp_path, monkeypatch):
         for name, text in {"__init__": "", **files}.items():
             (folder / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
-        return source(importlib.import_module("helped.mine").Mine)
+        return method_digest(importlib.import_module("helped.mine").Mine)
 
     return write
 

@@ -134,8 +134,8 @@ def test_a_record_is_read_as_it_was_written():
         changed={"mu": 0.5},
         label="fedavg [mine]",
         scenario=ScenarioFacts("f" * 16, 6, 180, 0.25),
-        provenance={"numbers": 1, "method": {"source": "new"}},
-        earlier=[{"numbers": 1, "method": {"source": "old"}}],
+        provenance={"numbers": 1, "code": {"method": "new", "model": "new model"}},
+        earlier=[{"numbers": 1, "code": {"method": "old"}}],
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:01:00+00:00",
         resumed=2,
@@ -146,7 +146,8 @@ def test_a_record_is_read_as_it_was_written():
     )
     assert parse_record(full.text().encode()) == full
     assert list(full.as_dict()) == [one.name for one in dataclasses.fields(RunRecord)]
-    assert full.sources == {"new", "old"}
+    assert full.sources == full.codes("method") == {"new", "old"}
+    assert full.codes("model") == {"new model"}
 
 
 def test_what_a_run_does_not_have_is_left_out_of_its_record():
@@ -288,7 +289,8 @@ def test_the_record_says_what_was_run_and_where(run):
         "flnl_bench",
         "numbers",
         "commit",
-        "method",
+        "class",
+        "code",
         "python",
         "platform",
         "libraries",

@@ -62,7 +62,7 @@ def write(out: Path, config: RunConfig) -> Path:
             status="done",
             config=config,
             scenario=ScenarioFacts(scenario),
-            provenance={"numbers": NUMBERS_VERSION, "method": {"source": config.method}},
+            provenance={"numbers": NUMBERS_VERSION, "code": {"method": config.method}},
             changed={},
             summary=summarise([{**ROUND, "accuracy": accuracy}] * config.training.rounds),
         )

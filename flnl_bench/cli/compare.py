@@ -23,7 +23,7 @@ WIDEST = 72  # characters of a curve
 RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
 
 
-def compare(
+def compare_command(
     first: Annotated[str, RunName],
     second: Annotated[str, RunName],
     output: Annotated[
@@ -83,7 +83,9 @@ def _print(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> 
 def _folded(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """The hyper-parameters that only one of two methods has, in one line."""
     own = {name: pair for name, pair in found.items() if name.startswith(HYPER) and None in pair}
-    sides = [{n.removeprefix(HYPER): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)]
+    sides = [
+        {n.removeprefix(HYPER): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)
+    ]
     rest = {name: pair for name, pair in found.items() if name not in own}
     return {**rest, "own values": (written(sides[0]), written(sides[1]))} if own else rest
 

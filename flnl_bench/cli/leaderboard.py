@@ -18,7 +18,7 @@ COMPARED, OUTPUT = "What is compared", "Output"
 FORMAT_HELP = ", ".join(f"{known.name} ({known.help})" for known in FORMATS.values())
 
 
-def leaderboard(
+def leaderboard_command(
     folder: Folder = RUNS,
     metric: Annotated[
         str,

@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]  # each with a name and a description
 
 def methods() -> Rows:
     """Methods and variants, with their hyper-parameters."""
-    from flnl_bench.methods import default_methods
+    from flnl_bench.methods import default_methods, variant_values
 
     registry = default_methods()
     return [
@@ -36,7 +36,7 @@ def methods() -> Rows:
             "description": ((cls.__doc__ or "").strip().splitlines() or [""])[0],
             "reference": cls.reference,
             "plugin": registry.origin[name],
-            "variants": {f"{name}/{variant}": dict(values) for variant, values in cls.variants.items()},
+            "variants": {f"{name}/{variant}": dict(variant_values(cls, variant)) for variant in cls.variants},
             "hyperparameters": _hyperparameters(cls),
         }
         for name, cls in registry.methods.items()
@@ -288,7 +288,10 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     lines += [f",{option}" for option in row.get("options", ())]
     if row.get("variants"):
         lines.append(f"variants: {', '.join(row['variants'])}")
-    if row.get("hyperparameters"):
-        values = ", ".join(f"{key}={about['default']}" for key, about in row["hyperparameters"].items())
-        lines.append(f"--set: {values}")
+    known = row.get("hyperparameters", {})
+    if known:
+        lines.append("--set: " + ", ".join(f"{key}={about['default']}" for key, about in known.items()))
+    for name, values in row.get("variants", {}).items():
+        own = ", ".join(f"{key}={value}" for key, value in values.items() if key not in known)
+        lines += [f"{name} --set: {own}"] if own else []
     return lines

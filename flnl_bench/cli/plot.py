@@ -31,7 +31,7 @@ PLOT_HELP = {
 DRAWING = "Drawing"
 
 
-def plot(
+def plot_command(
     kind: Annotated[
         str,
         typer.Argument(metavar="KIND", help="; ".join(f"{name}: {text}" for name, text in PLOT_HELP.items())),

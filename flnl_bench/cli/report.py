@@ -12,7 +12,7 @@ from flnl_bench.cli.results import Folder
 from flnl_bench.cli.show import RUNS
 
 
-def report(
+def report_command(
     output: Annotated[
         Path,
         option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o"),

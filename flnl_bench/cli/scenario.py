@@ -14,10 +14,12 @@ from flnl_bench.cli.options import option
 if TYPE_CHECKING:
     from flnl_bench.scenario import Scenario
 
-app = typer.Typer(help="Show or export a scenario: who holds which images, with which wrong labels.")
+scenario_commands = typer.Typer(
+    help="Show or export a scenario: who holds which images, with which wrong labels."
+)
 
 
-@app.command("show")
+@scenario_commands.command("show")
 def show_scenario(
     setting: options.Setting = None,
     dataset: options.Dataset = None,
@@ -52,7 +54,7 @@ def show_scenario(
         print_scenario(scenario)
 
 
-@app.command()
+@scenario_commands.command()
 def export(
     output: Annotated[
         Path,

@@ -64,7 +64,7 @@ FRAME = 3  # lines of a traceback that name the place and the error
 SIEVE = ("precision", "recall", "f_score")
 
 
-def show(
+def show_command(
     run: Annotated[
         str,
         typer.Argument(

@@ -10,6 +10,7 @@ from flnl_bench.data.clothing import CLOTHING1M
 from flnl_bench.data.dataset import Dataset, DatasetKind, LoadProgress, data_root
 from flnl_bench.data.digits import DIGITS
 from flnl_bench.data.downloads import DOWNLOADS, HUMAN_LABELS
+from flnl_bench.data.image_digest import digest_of_files, file_stamps
 from flnl_bench.data.own import OWN_DATA
 from flnl_bench.errors import BadInput, expect, unknown
 from flnl_bench.registry import Registry, call, check_entry
@@ -63,6 +64,13 @@ def load_dataset(
     """
     kind, name = find_dataset(name), dataset_name(name)
     place = Path(name.partition(":")[2]) if kind.takes_path else data_root(data_dir)
-    loaded = call(f"data set {name!r}", kind.load, place, progress)
-    expect(isinstance(loaded, Dataset), f"data set {name!r}", "load must give a Dataset", loaded)
-    return loaded if loaded.name == name else dataclasses.replace(loaded, name=name)
+    files = kind.files(place) if kind.files else ()
+    before = file_stamps(files)
+    dataset: Dataset = call(f"data set {name!r}", kind.load, place, progress)
+    expect(isinstance(dataset, Dataset), f"data set {name!r}", "load must give a Dataset", dataset)
+    dataset = dataset if dataset.name == name else dataclasses.replace(dataset, name=name)
+    if before:
+        # Not a field: a copy with other images, by dataclasses.replace, computes its own.
+        digest = digest_of_files((dataset.train_x, dataset.test_x), files, before, progress)
+        object.__setattr__(dataset, "image_digest", digest)
+    return dataset

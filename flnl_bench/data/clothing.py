@@ -87,7 +87,8 @@ def _decoded(folder: Path, part: str, keys: list[str], progress: LoadProgress | 
             with FileLock(folder / f".{part}.lock"):
                 if not target.is_file():
                     _decode(folder, keys, target, progress)
-        return np.load(target, mmap_mode="c")  # torch warns of arrays that cannot be written to
+        images: np.ndarray = np.load(target, mmap_mode="c")  # torch warns of arrays that are read-only
+        return images
     except BadInput:
         raise
     except (OSError, ValueError) as error:
@@ -125,6 +126,12 @@ def _resized(file: Path) -> np.ndarray:
     return np.asarray(open_image(file, "RGB").resize((SIDE, SIDE))).transpose(2, 0, 1)
 
 
+def _image_files(root: Path) -> list[Path]:
+    """The memory maps, and the lists that decide which of them are used."""
+    folder = root / "clothing1m"
+    return [*(folder / keys for keys, _ in LISTS.values()), *sorted(folder.glob(f"*_{SIDE}_*.npy"))]
+
+
 CLOTHING1M = DatasetKind(
     "clothing1m",
     "1,000,000 photographs of clothes (setting real)",
@@ -132,4 +139,5 @@ CLOTHING1M = DatasetKind(
     classes=14,
     train_images=1_000_000,
     source="clothing1m/ in the data folder",
+    files=_image_files,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from flnl_bench.data.class_maps import next_class
+from flnl_bench.data.image_digest import hash_images
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
-
-SAMPLED_IMAGES = 64  # images of each part that go into the digest: enough to tell two data sets apart
-
 
 LoadProgress = Callable[[str, int, int], None]  # what, done, of how many
 
@@ -35,6 +33,9 @@ class DatasetKind:
     offline: bool = False  # works on a machine that was never online
     takes_path: bool = False
     model: str | None = None  # the network where a preset does not name one for this data set
+    # From the same place: the files that hold all images as they are used. The digest of large images is kept
+    # until one of these files changes. None: it is computed at each start.
+    files: Callable[[Path], Sequence[Path]] | None = None
 
     @property
     def form(self) -> str:
@@ -148,16 +149,24 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all labels, the shapes and a strided sample of the images."""
-        hasher = hashlib.blake2b(digest_size=16)
-        for images, labels in ((self.train_x, self.train_y), (self.test_x, self.test_y)):
-            hasher.update(repr(images.shape).encode())
+        """Hash all images and all labels: true ones, and natural noisy ones with their names.
+
+        Class names decide no number. Class maps act through the labels, which the fingerprint of a scenario
+        covers. Mean, deviation and augmentation follow from the images, or they are code, which
+        NUMBERS_VERSION or the recorded digest of a plugin's code identifies.
+        """
+        hasher = hashlib.sha256(self.image_digest.encode())
+        for labels in (self.train_y, self.test_y):
             hasher.update(labels.astype("<i8").tobytes())
-            hasher.update(images[:: max(1, len(images) // SAMPLED_IMAGES)].tobytes())
         for name in sorted(self.given):
-            hasher.update(name.encode())
+            hasher.update(f"{name!r}".encode())
             hasher.update(self.given[name].astype("<i8").tobytes())
-        return hasher.hexdigest()
+        return hasher.hexdigest()[:32]
+
+    @cached_property
+    def image_digest(self) -> str:
+        """Hash every byte of the images; `load_dataset` sets a value that is kept from an earlier start."""
+        return hash_images((self.train_x, self.test_x))
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -49,7 +49,8 @@ def read_table() -> tuple[np.ndarray, np.ndarray]:
     if not file.exists():  # moved in a later version
         from sklearn.datasets import load_digits as embedded
 
-        return embedded(return_X_y=True)
+        pixels, labels = embedded(return_X_y=True)
+        return pixels, labels
     table = np.loadtxt(file, delimiter=",")
     return table[:, :-1], table[:, -1].astype(np.int64)
 

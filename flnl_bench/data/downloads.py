@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -281,12 +282,18 @@ def _read_published(path: Path, names: dict[str, str]) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} is not a readable label file: {one_line(error)}") from None
 
 
-def _numpy_types() -> list:
+def _numpy_types() -> list[Any]:
     """What a pickled integer array is made of, under the module names of NumPy 1 and 2."""
     rebuild = np.empty(0).__reduce__()[0]
     kinds = [type(np.dtype(kind)) for kind in ("uint8", "int32", "int64")]
     old = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     return [*old, np.ndarray, np.dtype, *kinds]
+
+
+def _image_files(name: str, root: Path) -> list[Path]:
+    """NAME.npz if it is there; torchvision reads and checks all of its own files at each start anyway."""
+    file = root / f"{name}.npz"
+    return [file] if file.is_file() else []
 
 
 DOWNLOADS = tuple(
@@ -297,6 +304,7 @@ DOWNLOADS = tuple(
         classes=len(source.classes),
         train_images=source.train_images,
         source=f"downloaded by torchvision, or {name}.npz in the data folder",
+        files=functools.partial(_image_files, name),
     )
     for name, source in SOURCES.items()
 )
@@ -308,6 +316,7 @@ HUMAN_LABELS = tuple(
         classes=len(SOURCES[labels.images].classes),
         train_images=SOURCES[labels.images].train_images,
         source=f"{labels.npz} or the published {labels.published} in the data folder",
+        files=functools.partial(_image_files, labels.images),
     )
     for name, labels in HUMAN.items()
 )

@@ -128,6 +128,7 @@ OWN_DATA = (
         "your train_x, train_y, test_x, test_y",
         load_npz,
         source="a file",
+        files=lambda path: [path],
         offline=True,
         takes_path=True,
     ),

@@ -61,7 +61,7 @@ def _listed_gpus() -> list[str]:
     return [line.strip().replace(", ", ", driver ") for line in lines if line.strip()]
 
 
-def _cuda(details: dict) -> Finding:
+def _cuda(details: dict[str, object]) -> Finding:
     import torch
 
     gpus = []
@@ -71,7 +71,7 @@ def _cuda(details: dict) -> Finding:
         name = torch.cuda.get_device_name(number)
         gpus.append(f"{name} (sm_{major}{minor}, {free / GIGA:.1f} of {total / GIGA:.1f} GB free)")
     details |= {
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call, unused-ignore]
         "built_for": torch.cuda.get_arch_list(),
     }
     return Finding("ok", f"{'; '.join(gpus)}; CUDA {torch.version.cuda}", "", details)

@@ -58,7 +58,8 @@ class TinyCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features [B, 4·width] of images of any size."""
-        return self.layers(x).mean((2, 3))
+        maps: Tensor = self.layers(x)  # [B, 4·width, H', W']
+        return maps.mean((2, 3))
 
 
 class PaddedShortcut(nn.Module):
@@ -126,7 +127,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of images of any size."""
-        return self.blocks(self.stem(x)).mean((2, 3))
+        maps: Tensor = self.blocks(self.stem(x))  # [B, D, H', W']
+        return maps.mean((2, 3))
 
 
 class RectifiedHead(nn.Linear):
@@ -153,7 +155,8 @@ class Projected(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of images."""
-        return self.norm(self.linear(self.backbone(x)))
+        features: Tensor = self.norm(self.linear(self.backbone(x)))
+        return features
 
 
 def tiny_cnn(channels: int, norm: str, width: int = 32, stride: int = 1) -> TinyCNN:
@@ -177,11 +180,11 @@ def projected_resnet18(channels: int, norm: str) -> Projected:
     return Projected(wide_resnet((2, 2, 2, 2), channels, norm), norm)
 
 
-def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None) -> nn.Module:
+def resnet50(channels: int, norm: str, weights: dict[str, Tensor] | None = None) -> nn.Module:
     """torchvision's ResNet-50 without its head, its weights as torchvision draws them, or these."""
     from torchvision.models import resnet50  # seconds to import, so only when asked for
 
-    backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
+    backbone: nn.Module = resnet50(norm_layer=lambda width: normalisation(norm, width))
     if channels != 3:
         backbone.conv1 = initialised(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False))
     if weights is not None:
@@ -196,14 +199,15 @@ def pretrained_resnet50() -> nn.Module:
     return resnet50(3, "batch", _imagenet_weights())
 
 
-def _imagenet_weights() -> dict[str, object]:
+def _imagenet_weights() -> dict[str, Tensor]:
     from torchvision.models import ResNet50_Weights
 
-    weights = ResNet50_Weights.IMAGENET1K_V1
+    published = ResNet50_Weights.IMAGENET1K_V1
     try:
-        return weights.get_state_dict(progress=False, check_hash=True)
+        weights: dict[str, Tensor] = published.get_state_dict(progress=False, check_hash=True)
+        return weights
     except (OSError, RuntimeError) as error:
         raise MissingData(
             f"the ImageNet weights of resnet50 could not be fetched ({error}); "
-            f"put {weights.url} into torch's cache folder (TORCH_HOME) or train without them"
+            f"put {published.url} into torch's cache folder (TORCH_HOME) or train without them"
         ) from None

@@ -38,10 +38,13 @@ class Network(nn.Module):
         return features, self._run(self.head, features)
 
     def _run(self, part: nn.Module, x: Tensor) -> Tensor:
+        outputs: Tensor
         if not self.autocasts:
-            return part(x)
+            outputs = part(x)
+            return outputs
         with autocast(x.device.type, dtype=bfloat16):
-            return part(x).float()
+            outputs = part(x)
+            return outputs.float()
 
     def _count(self, samples: int) -> None:
         # A compiled caller would be compiled anew for every value of the counters. To compile and

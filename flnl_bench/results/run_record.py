@@ -134,14 +134,9 @@ class RunRecord:
     def identity(self) -> tuple[object, ...]:
         """A key that the same run has when it is run again, whatever its folder is called."""
         config = self.config
-        names = (
-            *config.names.values(),
-            config.device,
-            config.version,
-            self.scenario.fingerprint,
-            self.numbers,
-        )
-        return (*names, key_of(config.hyperparameters), key_of(vars(config.training)))
+        names = (*config.names.values(), config.device, config.version)
+        facts = (self.scenario.fingerprint, self.numbers)
+        return (*names, *facts, key_of(config.hyperparameters), key_of(vars(config.training)))
 
     def result(self) -> Summary:
         """Return the summary of a finished run, or raise a ValueError that says why there is none."""

@@ -77,7 +77,7 @@ def annotated_labels(client: NoisyClient) -> np.ndarray:
     """One of the three labels of each sample: any, that of the majority, or a wrong one."""
     labels, use = three_labels(client), client.options["use"]
     places = np.arange(len(labels))
-    shuffled = client.rng.permuted(labels, axis=1)  # so that the first one is any of them
+    shuffled: np.ndarray = client.rng.permuted(labels, axis=1)  # so that the first one is any of them
     if use == "aggre":
         same = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)  # how many have the label of each
         return np.where(same.max(axis=1) > 1, labels[places, same.argmax(axis=1)], shuffled[:, 0])

@@ -20,6 +20,7 @@ from flnl_bench.scenario.setting import (
     mean_over_range,
     number,
     one_of,
+    softmax,
 )
 
 SPREAD = 0.1  # of the samples' flip rates around ρ
@@ -45,13 +46,12 @@ def wrong_class_chances(projected: np.ndarray, true: np.ndarray) -> np.ndarray:
     """g: softmax of the projected images [n, C] over all classes but the true one."""
     projected = projected.copy()
     projected[np.arange(len(true)), true] = -np.inf
-    chances = np.exp(projected - projected.max(axis=1, keepdims=True))
-    return chances / chances.sum(axis=1, keepdims=True)
+    return softmax(projected)
 
 
 def label_chances(wrong: np.ndarray, true: np.ndarray, rates: np.ndarray) -> np.ndarray:
     """P: q·g for the wrong classes, 1 − q for the true one."""
-    chances = wrong * rates[:, None]
+    chances: np.ndarray = wrong * rates[:, None]
     chances[np.arange(len(true)), true] = 1 - rates
     return chances
 

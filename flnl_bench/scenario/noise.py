@@ -168,7 +168,8 @@ def _natural(client: NoisyClient) -> np.ndarray:
     name = setting.rest or ("worse" if "worse" in sets else "noisy")
     if name not in sets:
         raise unknown("label set", name, sets, f"setting {setting.name!r} of {client.dataset.name}")
-    return sets[name][client.rows]
+    labels: np.ndarray = sets[name][client.rows]
+    return labels
 
 
 def check_noise(entry: object) -> None:

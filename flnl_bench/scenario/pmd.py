@@ -13,7 +13,7 @@ import numpy as np
 
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, file, one_of
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, file, one_of, softmax
 
 CERTAINTY = 0.8  # mean of the highest score of the built-in scores
 SUM = 1e-3  # a row of scores may miss one by this much
@@ -52,12 +52,6 @@ def bisect(too_small: Callable[[float], bool]) -> float:
 def certainty(scores: np.ndarray) -> float:
     """The mean of the highest score."""
     return float(scores.max(axis=1).mean())
-
-
-def softmax(values: np.ndarray) -> np.ndarray:
-    """Each row as chances."""
-    chances = np.exp(values - values.max(axis=1, keepdims=True))
-    return chances / chances.sum(axis=1, keepdims=True)
 
 
 def scores_of(everyone: NoisyClient) -> np.ndarray:

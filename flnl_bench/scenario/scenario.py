@@ -53,7 +53,8 @@ class Scenario:
     @cached_property
     def wrong(self) -> np.ndarray:
         """Whether the given label is not the true one, bool [N]."""
-        return self.given != self.true
+        differs: np.ndarray = self.given != self.true
+        return differs
 
     @cached_property
     def is_open(self) -> np.ndarray:
@@ -157,7 +158,8 @@ def stage(
     if noise.kind.stage is None or dataset.pool is not None:
         return dataset
     load = partial(load_dataset, data_dir=data_dir, progress=progress)
-    return call(f"noise {noise.kind.name!r}", noise.kind.stage, dataset, noise, load)
+    staged: Dataset = call(f"noise {noise.kind.name!r}", noise.kind.stage, dataset, noise, load)
+    return staged
 
 
 def dress(dataset: Dataset, scenario: Scenario) -> Dataset:

@@ -232,7 +232,15 @@ def rounded_down(value: float) -> int:
 def drawn(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A class for each row of chances [n, C], which need not sum to one."""
     ends = np.cumsum(chances, axis=1)
-    return (ends <= rng.random(len(ends))[:, None] * ends[:, -1:]).sum(axis=1)
+    classes: np.ndarray = (ends <= rng.random(len(ends))[:, None] * ends[:, -1:]).sum(axis=1)
+    return classes
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    """Turn each row of values [n, C] into chances that sum to one."""
+    weights = np.exp(values - values.max(axis=1, keepdims=True))
+    chances: np.ndarray = weights / weights.sum(axis=1, keepdims=True)
+    return chances
 
 
 def mean_over_range(setting: Setting, wrong: Callable[[float], float]) -> float:

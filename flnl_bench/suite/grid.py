@@ -132,7 +132,7 @@ def _methods(suite: Suite, registry: Methods) -> Iterator[tuple[str, str | None,
 def _changes(suite: Suite, registry: Methods, method: str) -> dict[str, str]:
     """What the suite sets for a method; what is set for the base does not undo its variant."""
     base, _, variant = method.partition("/")
-    own = registry.method_class(method).variants.get(variant, {})
+    own = registry.variant_values(method)
     common = {key: value for key, value in suite.changes.get(base, {}).items() if key not in own}
     return {**common, **suite.changes.get(method, {})} if variant else common
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from flnl_bench.methods import default_methods
 from flnl_bench.results.lock import owner, waits_for
-from flnl_bench.running.resolve import plugin_files
 from flnl_bench.suite.grid import Item, fedavg_samples
 from flnl_bench.suite.suite_file import Suite
 
@@ -96,17 +95,16 @@ class Board:
 
 
 def other_code(items: Iterable[Item]) -> list[str]:
-    """A warning for each method some of whose runs were made by other code than there is now."""
-    from flnl_bench.results.provenance import source
+    """A warning for each method, setting and so on whose code has changed since some runs began."""
+    from flnl_bench.results.provenance import changed_code
 
     registry, counts = default_methods(), Counter[str]()
     for item in items:
-        config, record = item.config, item.folder.read()
-        if record and record.sources - {source(registry.method_class(config.method), plugin_files(config))}:
-            counts[config.method] += 1
+        if record := item.folder.read():
+            counts.update(changed_code(record, registry.method_class(item.config.method)))
     return [
-        f"the code of {method} has changed since {count} of the runs were begun; --fresh starts all anew"
-        for method, count in counts.items()
+        f"the code of {name} has changed since {count} of the runs were begun; --fresh starts all anew"
+        for name, count in counts.items()
     ]
 
 
