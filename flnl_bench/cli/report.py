@@ -1,4 +1,4 @@
-"""`flnl-bench report`: a site of a results folder that opens from disk."""
+"""`flnl-bench report`: a static site of a results folder."""
 
 from __future__ import annotations
 
