@@ -20,9 +20,9 @@ def runs(tmp_path):
 def test_only_what_differs_is_told(runs):
     a, b = runs
     told = flnl("compare", a[1], b[1], "--json").json
-    assert told["differences"].keys() == {"method", "set mu", "set view"}
+    assert told["differences"].keys() == {"method", "hyperparameters.mu", "hyperparameters.view"}
     assert told["differences"]["method"] == {"a": "fedavg", "b": "fedprox"}
-    assert told["differences"]["set mu"]["a"] is None
+    assert told["differences"]["hyperparameters.mu"]["a"] is None
 
 
 def test_results_are_those_of_the_runs_with_their_difference(runs):
