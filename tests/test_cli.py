@@ -78,9 +78,7 @@ def test_an_interrupted_run_says_how_to_resume_and_ends_with_the_same_numbers(tm
     whole = flnl(*tiny(tmp_path / "whole", "--json")).json
     broken = interrupted(2, *tiny(tmp_path / "broken"), monkeypatch=monkeypatch)
     assert broken.code == 130
-    assert broken.errors[-1] == (
-        "flnl-bench: interrupted after round 2 of 3; the same command resumes it"
-    )
+    assert broken.errors[-1] == ("flnl-bench: interrupted after round 2 of 3; the same command resumes it")
     resumed = flnl(*tiny(tmp_path / "broken", "--json"))
     assert "flnl-bench: resuming after round 2 of 3" in resumed.errors
     assert resumed.json["resumed"] == 1

@@ -75,7 +75,9 @@ def test_a_tracker_changes_neither_the_folder_nor_the_numbers(tmp_path, diary, c
     assert watched["last10"] == alone["last10"]
 
 
-def test_a_tracker_gets_the_earlier_rounds_of_a_resumed_run_and_none_after_fresh(tmp_path, diary, monkeypatch):
+def test_a_tracker_gets_the_earlier_rounds_of_a_resumed_run_and_none_after_fresh(
+    tmp_path, diary, monkeypatch
+):
     command = tiny(tmp_path / "runs", *diary())
     interrupted(2, *command, monkeypatch=monkeypatch)
     run_dir = flnl(*command).json["run_dir"]
