@@ -148,38 +148,34 @@ class FedDiv(Method):
         if client.round < self.warmup(client.terms):
             state.update(targets=state["labels"], skipped=0.0)
             return
-        received, labels, device = client.received, state["labels"], client.y.device
+        labels = state["labels"]
+        losses, top, guess = self.look(client)  # guess: ŷ
+        judged = filtered(losses, client.inbox["filter"])
+        clean, ratio = judged["clean"], judged["noise_ratio"]
+        relabelled = ~clean & (top >= self.confidence)
+        refined = labels if ratio <= self.clean_client else torch.where(relabelled, guess, labels)
+        agree = (state["debiased"] == guess) | (state["debiased"] < 0)
+        sampling = state["visits"] >= self.least_visits(client.terms)
+        chosen = self.choose(clean, relabelled, agree, ratio, sampling)
+        skipped = int(chosen.sum()) <= self.too_few(client.terms)
+        state.update(targets=torch.where(chosen & (not skipped), refined, -1), skipped=float(skipped))
+        state["judged"] = {
+            **judged,
+            "kept": labels == client.y,  # not so where persist_relabels has replaced a label
+            "pseudo": torch.where(relabelled, guess, -1),
+        }
+        if self.persist_relabels:
+            state["labels"] = torch.where(agree, refined, labels)
+
+    def look(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
+        """The global model's loss on each sample, the largest probability and its class."""
+        received, labels = client.received, client.state["labels"]
 
         def look(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
             probabilities = received(batch.x).softmax(1)
             return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
 
-        losses, top, guess = client.map(look)  # guess: ŷ
-        x = min_max_scaled(losses.cpu().numpy())
-        posterior = np.ones(client.size) if x is None else clean_posterior(x, client.inbox["filter"])  # γ
-        clean = torch.from_numpy(posterior > 0.5).to(device)
-        ratio = int((~clean).sum()) / client.size  # δ_k
-        relabelled = ~clean & (top >= self.confidence)
-        agree = (state["debiased"] == guess) | (state["debiased"] < 0)
-        chosen = self.choose(
-            clean, relabelled, agree, ratio, state["visits"] >= self.least_visits(client.terms)
-        )
-        skipped = int(chosen.sum()) <= self.too_few(client.terms)
-        refined = labels if ratio <= self.clean_client else torch.where(relabelled, guess, labels)
-        state.update(
-            targets=torch.where(chosen & (not skipped), refined, -1),
-            skipped=float(skipped),
-            judged={
-                "clean": clean,
-                "kept": labels == client.y,  # not so where persist_relabels has replaced a label
-                "clean_probability": torch.from_numpy(posterior).float(),
-                "losses": losses if x is None else torch.from_numpy(x).float(),  # as the filter sees them
-                "noise_ratio": ratio,
-                "pseudo": torch.where(relabelled, guess, -1),
-            },
-        )
-        if self.persist_relabels:
-            state["labels"] = torch.where(agree, refined, labels)
+        return client.map(look)
 
     def choose(
         self, clean: Tensor, relabelled: Tensor, agree: Tensor, ratio: float, sampling: bool
@@ -258,6 +254,19 @@ def debiased(logits: Tensor, prior: Tensor, xi: float, floor: float = 1e-8) -> T
 
 
 # -- the filter --------------------------------------------------------------------------------------
+def filtered(losses: Tensor, mixture: Filter) -> dict[str, Any]:
+    """What the filter says of each sample [n], and δ_k; all clean where the losses are equal."""
+    x = min_max_scaled(losses.cpu().numpy())
+    posterior = np.ones(len(losses)) if x is None else clean_posterior(x, mixture)  # γ
+    clean = torch.from_numpy(posterior > 0.5).to(losses.device)
+    return {
+        "clean": clean,
+        "clean_probability": torch.from_numpy(posterior).float(),
+        "losses": losses if x is None else torch.from_numpy(x).float(),  # as the filter sees them
+        "noise_ratio": int((~clean).sum()) / len(losses),
+    }
+
+
 def responsibilities(x: np.ndarray, mixture: Filter) -> np.ndarray:
     """Posterior of both components [n, 2], in log space: variances may be tiny."""
     means, variances, shares = mixture

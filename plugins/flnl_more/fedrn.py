@@ -54,6 +54,7 @@ from flnl_bench.numerics import (
     cosine,
     is_finite,
     min_max_scaled,
+    sgd_step,
     warmup_rounds,
 )
 
@@ -159,9 +160,7 @@ class FedRN(Method):
             features = seen[part] if frozen else net.features(seen[part])
             with torch.enable_grad():
                 gradients = torch.autograd.grad(F.cross_entropy(head(features), given[part]), weights)
-            for w, velocity, gradient in zip(weights, velocities, gradients, strict=True):
-                velocity.mul_(self.head_momentum).add_(gradient + self.head_decay * w)
-                w.sub_(self.head_lr * velocity)
+            sgd_step(weights, gradients, velocities, self.head_lr, self.head_momentum, self.head_decay)
         return net.eval(), head
 
     def plan(self, model: Model, client: Client) -> Iterator[Sequence[Step]]:
