@@ -1,12 +1,7 @@
 """FedCorr: find noisy clients and samples, fine-tune on clean clients, train on corrected labels.
 
 Xu, Chen, Quek, Chong. "FedCorr: Multi-Stage Federated Learning for Label Noise Correction". CVPR
-2022. Follows the authors' code, but for the order of visits (a permutation, as in the paper), the number of
-neighbours of small clients and the guards against degenerate ones; a client without a LID score in one
-iteration has one term less in its sum. What the paper says otherwise is quoted from memory, unconfirmed:
-that the proximal term is squared (`prox="squared"`), that the sample loss is a plain cross-entropy
-(`loss_space="nll"`), that MixUp belongs to the first stage only, that a confidence of exactly θ
-is enough, and that stage 2 ends with a correction of the remaining noisy clients only.
+2022. Follows the authors' code; where it does not, and what is unconfirmed: docs/methods.md.
 
 Three stages: (1) T1 iterations over all clients in random order, handing the model from one to the
 next; after each, two mixtures split clients by the dimension of their predictions and the samples of

@@ -9,14 +9,7 @@ Symbols: W filter, γ clean posterior, δ_k noise ratio of client k, ŷ label of
 ỹ de-biased label of the local model, p_k class prior of the local model, v_k visits, D̂_k the samples
 that are trained on.
 
-Paper and released code differ. From the code: the bounded loss and its min-max scaling, ỹ cached at
-the client's last visit, the gates on v_k and on δ_k > 0.2, three EM steps, no training where
-|D̂_k| ≤ B. From the paper: ζ, ξ, m, the update of p_k over all samples, relabelling afresh each round,
-variances averaged with weights g and not g².
-Unconfirmed: the start of the filter (the paper gives none, the code's is random; here it is fixed).
-Choices here: the filter looks at images without augmentation and is averaged over the clients seen so
-far; a client whose losses are all equal sends no filter.
-Unconfirmed: the warm-up's share of the rounds and ζ, ξ, m in the comparison of the FedGR paper.
+Paper and released code differ: docs/methods.md says which is followed where, and what is unconfirmed.
 """
 
 from __future__ import annotations

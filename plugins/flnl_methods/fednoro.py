@@ -1,12 +1,8 @@
 """FedNoRo: find noisy clients by their losses per class, distil on them, trust far models less.
 
 Wu, Yu, Jiang, Cheng, Yan. "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class
-Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code; what the paper says
-otherwise is quoted from memory, unconfirmed: that the distance of models is one norm over all weights
-(`dist="global"`), that one mixture is fitted, that absent classes are not treated in the divergence, and
-that warm-up and ramp last differently on each data set. T1 is that of the FedGR paper, at most half of
-the rounds; a, b and e of its runs are not stated. How clients are sampled (the authors train all in every
-round) is ours: detection looks at all of them, the aggregation at those of the round.
+Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code; where it does not, and
+what is unconfirmed: docs/methods.md.
 
 Two stages: (1) T1 rounds with logit-adjusted cross-entropy, then one split of all clients by a
 mixture over their mean losses per class, never revised; (2) clean clients go on as before, noisy ones

@@ -8,9 +8,7 @@ refined, the others are guessed by both. Each network is averaged with its own k
 Symbols: t round, W warm-up rounds, L ramp-up rounds, w clean posterior, X / U labelled / unlabelled
 rows (w > p_th / the rest), b / u their numbers in a batch, T temperature, l MixUp factor.
 
-Unconfirmed: the original paper may divide L_U by the samples only; λ_u = 25 belongs to the code, where
-it is a mean over classes too. The confidence penalty of the original warm-up for asymmetric noise is
-left out, as in the published federated runs.
+What is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations

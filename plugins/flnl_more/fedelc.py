@@ -9,10 +9,7 @@ are moved by gradient descent together with the network, and averaged with its p
 visit. Only that average can change which class is the largest: descent alone leaves 5/6 of the mass on
 the given label (10 classes).
 
-Follows the authors' code. Unconfirmed, from memory of the paper: that its terms are not divided by the
-number of classes (`per_class=False`). Ours: the step of a label does not depend on the size of its batch
-(the authors' is 1000 / 64), and the prediction for the average is that of plain images in evaluation
-mode.
+Follows the authors' code; choices, and what is unconfirmed: docs/methods.md.
 
 Symbols: t round, T1 rounds of stage 1, ỹ label logits, y^d = softmax(ỹ), K their scale, η_y their step, p
 prediction, C classes.

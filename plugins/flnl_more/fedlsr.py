@@ -4,16 +4,10 @@ Jiang, Sun, Wang, Liu. "Towards Federated Learning against Noisy Labels via Loca
 CIKM 2022. FedAvg with another loss; nothing is kept and nothing more is sent. The entropy term of the
 paper's discussion is the variant `plus`.
 
-Follows the authors' notebook, their later FNBench and their slides. Unconfirmed, from memory of the
-paper: that its classification loss is −ln p^s_y (variant `nll`) and its divergence a sum over classes
-(`js="sum"`).
+Follows the authors' notebook; what is unconfirmed: docs/methods.md.
 
 Symbols: z₁, z₂ logits of the two views, μ share of the first, p^s sharpened mixture, q₁, q₂ predictions
 at a temperature of 1/3, γ_t weight of their divergence in round t, t_w rounds until it is γ.
-
-The authors feed probabilities into a cross-entropy that applies softmax again, so gradients are small, a
-fifth of those of cross-entropy for 10 classes and a fiftieth for 100; they train with a learning rate of
-0.15.
 """
 
 from __future__ import annotations

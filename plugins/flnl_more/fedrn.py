@@ -5,17 +5,13 @@ CIKM 2022, pp. 972-981. Reliable is who fits its own labels well and answers lik
 of noise. Each of these models gives a mixture over the client's losses; then the global model is trained
 on what they agree is clean.
 
-Follows the authors' code. Unconfirmed, from memory of the paper: that answers may be compared after a
-softmax (here raw logits). Ours: losses and answers are those of plain images; only clients that were seen
-can be neighbours, and a client that is first seen after the warm-up trains once as in it; a neighbour's
-body stays in evaluation mode while its head is tuned (`head_only_features=False` is the authors' way:
-batch statistics, which drift).
+Follows the authors' code; choices, and what is unconfirmed: docs/methods.md.
 
 The price: neighbours' models are sent to other clients, and the server keeps one model of every client.
 
 Symbols: t round, T1 warm-up rounds, e_k share of its labels that client k predicts, o_k its logits for
 the image of noise, α weight of e, s_j score, q^j clean posterior by model j (0: the own), D⁰ samples with
-q⁰ > ½ (`threshold`; two at least, here too).
+q⁰ > ½ (`threshold`), two at least.
 """
 
 from __future__ import annotations

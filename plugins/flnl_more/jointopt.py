@@ -7,13 +7,7 @@ from predicting one class for everything and from staying undecided.
 Symbols: t round, T1 first round with new labels, s labels [n, C], q outputs of each sample that are kept,
 p softmax, p̄ its mean over a batch, π prior, L_c / L_p / L_e losses of labels, prior and entropy.
 
-The authors train with a large constant learning rate (0.08), at which a network memorises little; with that
-of the paper's protocol (0.01) labels are partly memorised ones. Their second step, a new network trained on
-the labels found, is left out, as in FNBench. FNBench divides by q even where fewer outputs are stored
-(`fnbench_history=true`) and raises given labels again; here the divisor is the number stored.
-Unconfirmed: the paper, from memory, has the classes' shares as the prior; here, as in all code, it is
-    uniform, which pushes clients towards classes that they do not have (`prior=given` does not).
-Choices here: T1 and q in few rounds; small batches have no L_p; a diverged client keeps its old labels.
+Choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations

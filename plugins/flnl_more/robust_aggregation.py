@@ -7,10 +7,7 @@ with Adversaries: Byzantine Tolerant Gradient Descent". NeurIPS 2017. RFA: Pillu
 
 The rules are in `flnl_bench.numerics`, so that other methods may have them: `--set aggregator=median`.
 Symbols: m models of a round, f of them distrusted, q averaged by multi-Krum, R steps and ν floor of RFA.
-Unconfirmed: the papers are quoted from memory: m − f − 2 squared distances in Krum (code of its group sums
-    m − f − 1 plain ones), R = 3 and ν = 1e-6 in RFA (its authors' code has 4 and 1e-5, and stops early).
-Choices here: f is 30 % of the models, as in FNBench; BatchNorm statistics are combined by the same rule but
-never enter a distance; models that are not finite are left out before.
+Choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations

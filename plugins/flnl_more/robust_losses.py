@@ -6,11 +6,7 @@ Labels". NeurIPS 2018. ELR: Liu, Niles-Weed, Razavian, Fernandez-Granda. "Early-
 Prevents Memorization of Noisy Labels". NeurIPS 2020 (not ELR+, which has two networks).
 
 Symbols: z logits, p = softmax(z), y given label, C classes, t target of a sample.
-Unconfirmed: the SCE paper, from memory, has ln 0 := −4 or −6; here it is ln 1e-4, as in all code.
-Unconfirmed: the GCE paper alternates pruning and training; here nothing is pruned but in `gce/truncated`.
-Unconfirmed: the ELR paper averages past outputs; here, as in its code, the target moves before the loss.
-Choices here: a target is not reset when a new global model arrives; other data sets take the values of
-CIFAR-10 (under symmetric noise) or, above 20 classes, of CIFAR-100.
+Choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations

@@ -5,13 +5,8 @@ client keeps the small losses of each batch. Of these, samples whose nearest cen
 label are confident, keep the label and are pulled to the centroid; the others get the global model's
 prediction as label.
 
-There is no code of the authors. This follows the one that is known, whose comments have the paper's
-symbols, and what FNBench made of it; all of it is unconfirmed against the paper. Where it differs:
-- these codes cut the gradient of L_cen and sum it over samples (the variant `constant`); here it trains,
-  as a mean. With its full weight it may draw all classes together before they are learnt: compare both;
-- they weight the first centroids by cosines with random vectors; here these are a plain mean;
-- a class that nobody holds, a zero centroid and negative weights are treated, which gave NaN or stood
-  still.
+There is no code of the authors: this follows an unofficial one. Differences, and what is unconfirmed:
+docs/methods.md.
 
 Symbols: t round, f^j and f_G^j centroid of class j on a client and on the server, φ features, S kept
 samples, ŷ predicted and ỹ trained label, τ_t dropped share of a batch, T_k and T_pl rounds until τ and

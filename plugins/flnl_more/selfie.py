@@ -7,13 +7,7 @@ refurbished is left out of the batch.
 Symbols: t round, T1 warm-up rounds, τ assumed noise rate, 𝒞 small losses of a batch, h predictions of a
 sample that are kept, q their number, F their uncertainty, ε its threshold, r refurbished labels (−1: none).
 
-As in the authors' code: the current prediction does not vote, ties go to the lowest class, and a label
-stays refurbished when predictions disagree again (`reuse=false`: it does not). With q = 15 and ε = 0.05
-only unanimous histories pass. In FNBench, histories start as votes for class 0 and τ is 0.2.
-Unconfirmed: the paper is quoted from memory; nothing here rests on it alone.
-Choices here: τ is what the setting announces, not the true rate; restarts with new networks are left out, as
-in FNBench; one forward pass, so that all images of a batch enter its BatchNorm statistics; an incomplete
-history refurbishes nothing; T1 and q in few rounds; a diverged visit is forgotten.
+After the authors' code; choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations
