@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +31,16 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    NotNegative,
+    Positive,
+    Range,
     Server,
+    Share,
     State,
     Step,
     Terms,
     Update,
     Weights,
-    bounded,
 )
 from flnl_bench.numerics import (
     bounded_cross_entropy,
@@ -78,25 +81,19 @@ class FedCorr(Method):
     name = "fedcorr"
     reference = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
 
-    iterations: int = 5  # T1, at most; fewer in short runs
-    finetuning_share: float = 10 / 19  # T2 as a share of the rounds after stage 1
-    chunk: int = 1  # m1, clients that start from the same model in stage 1
-    beta: float = 5.0  # β, strength of the proximal term per μ_k
+    iterations: Annotated[int, Range(1)] = 5  # T1, at most; fewer in short runs
+    finetuning_share: Share = 10 / 19  # T2 as a share of the rounds after stage 1
+    chunk: Annotated[int, Range(1)] = 1  # m1, clients that start from the same model in stage 1
+    beta: NotNegative = 5.0  # β, strength of the proximal term per μ_k
     prox: Literal["norm", "squared"] = "norm"
-    mixup: float = 1.0  # α of Beta(α, α)
-    neighbours: int = 20  # k of the LID
-    lid_min_gap: float = 0.0  # in pooled standard deviations; a smaller gap between the means is no split
+    mixup: Positive = 1.0  # α of Beta(α, α)
+    neighbours: Annotated[int, Range(1)] = 20  # k of the LID
+    lid_min_gap: NotNegative = 0.0  # in pooled standard deviations; means that are closer are no split
     loss_space: Literal["prob_ce", "nll"] = "prob_ce"
-    relabel_ratio: float = 0.5  # π, share of D_n that may be relabelled
-    confidence: float = 0.5  # θ
-    clean_threshold: float = 0.1  # κ, largest μ_k of the clients of stage 2
+    relabel_ratio: Share = 0.5  # π, share of D_n that may be relabelled
+    confidence: Share = 0.5  # θ
+    clean_threshold: Share = 0.1  # κ, largest μ_k of the clients of stage 2
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code looks at augmented images
-
-    def __post_init__(self) -> None:
-        bounded(self, "finetuning_share", "relabel_ratio", "confidence", "clean_threshold", high=1)
-        bounded(self, "beta", "lid_min_gap")
-        bounded(self, "iterations", "chunk", "neighbours", low=1)
-        bounded(self, "mixup", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def schedule(self, terms: Terms) -> Schedule:

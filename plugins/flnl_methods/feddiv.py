@@ -15,13 +15,28 @@ Paper and released code differ: docs/methods.md says which is followed where, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Federation,
+    Method,
+    NotNegative,
+    Positive,
+    Range,
+    Server,
+    Share,
+    State,
+    Step,
+    Terms,
+    Update,
+)
 from flnl_bench.numerics import (
     bounded_cross_entropy,
     count_work,
@@ -48,29 +63,22 @@ class FedDiv(Method):
         "persistent": {"persist_relabels": True},
     }
 
-    warmup_share: float = 0.1  # T'_wu as a share of all rounds; at least three rounds
-    confidence: float = 0.75  # ζ, from which the global model may relabel
-    debias: float = 0.5  # ξ, how much of log p_k is taken off the logits
-    momentum: float = 0.2  # m, what p_k keeps at a visit
-    clean_client: float = 0.1  # δ_k up to which a client is treated as clean
-    relabel_gate: float = 0.2  # δ_k above which relabelled samples are trained on
-    visits_share: float = 0.053  # v_min as a share of the expected visits ω·R; at least one visit
-    em_steps: int = 3
-    eta: float | None = None  # η, weight of the regulariser; None: 1, and 0 for IID partitions
-    mixup: float = 1.0  # both parameters of MixUp's Beta distribution
-    least_samples: int | None = None  # D̂_k is trained on if larger than this or B; None: larger than B
-    prior_floor: float = 1e-8  # p_k is not taken smaller in its logarithm
+    warmup_share: Share = 0.1  # T'_wu as a share of all rounds; at least three rounds
+    confidence: Share = 0.75  # ζ, from which the global model may relabel
+    debias: NotNegative = 0.5  # ξ, how much of log p_k is taken off the logits
+    momentum: Share = 0.2  # m, what p_k keeps at a visit
+    clean_client: Share = 0.1  # δ_k up to which a client is treated as clean
+    relabel_gate: Share = 0.2  # δ_k above which relabelled samples are trained on
+    visits_share: Share = 0.053  # v_min as a share of the expected visits ω·R; at least one visit
+    em_steps: Annotated[int, Range(1)] = 3
+    eta: NotNegative | None = None  # η, weight of the regulariser; None: 1, and 0 for IID partitions
+    mixup: Positive = 1.0  # both parameters of MixUp's Beta distribution
+    least_samples: Annotated[int, Range()] | None = None  # D̂_k is trained on if larger; None, and at most: B
+    prior_floor: Positive = 1e-8  # p_k is not taken smaller in its logarithm
     # The released code starts at random and weighs variances with g²: its first splits are chance.
     filter_mode: Literal["fixed", "release"] = "fixed"
     # In the released code new labels overwrite the given ones for good, in the filter's losses too.
     persist_relabels: bool = False
-
-    def __post_init__(self) -> None:
-        shares = ("warmup_share", "confidence", "momentum", "clean_client", "relabel_gate", "visits_share")
-        bounded(self, *shares, high=1)
-        bounded(self, "debias", "eta", "least_samples")
-        bounded(self, "em_steps", low=1)
-        bounded(self, "mixup", "prior_floor", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

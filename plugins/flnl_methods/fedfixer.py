@@ -26,10 +26,11 @@ from flnl_bench import (
     Beliefs,
     Client,
     Method,
+    NotNegative,
     Server,
+    Share,
     State,
     Terms,
-    bounded,
     copy_weights,
     network_weights,
 )
@@ -54,17 +55,13 @@ class FedFixer(Method):
     reference = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
     private = ("personal",)
 
-    confidence: float = 0.1  # β
-    confidence_ramp: float = 0.1  # share of all rounds in which β grows, after the warm-up
-    distance: float = 1.0  # λ
-    warmup_share: float = 0.2  # T_w as a share of all rounds; at least three rounds
+    confidence: NotNegative = 0.1  # β
+    confidence_ramp: Share = 0.1  # share of all rounds in which β grows, after the warm-up
+    distance: NotNegative = 1.0  # λ
+    warmup_share: Share = 0.2  # T_w as a share of all rounds; at least three rounds
     filter: Literal["sieve", "small_loss"] = "sieve"
     forget_rate: float | None = None  # τ of small_loss; None is what the setting announces, φ·E[ρ]
     cr_on_global: bool = False  # the confidence regulariser on the global model, too
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", "confidence_ramp", high=1)
-        bounded(self, "confidence", "distance")
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

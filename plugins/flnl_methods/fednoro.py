@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -29,12 +29,15 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    NotNegative,
+    Positive,
+    Range,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
 )
 from flnl_bench.noisy_clients import (
     Distance,
@@ -54,23 +57,16 @@ class FedNoRo(Method):
     name = "fednoro"
     reference = "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning, IJCAI 2023"
 
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
-    lambda_max: float = 0.8  # a, weight of distillation after the ramp-up
-    ramp_sharpness: float = 5.0
-    temperature: float = 0.8  # of the teacher alone
-    tau: float = 1.0  # τ, strength of the logit adjustment
-    fits: int = 9  # mixtures that vote, with the seeds 0, 1, …
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
+    lambda_max: Share = 0.8  # a, weight of distillation after the ramp-up
+    ramp_sharpness: NotNegative = 5.0
+    temperature: Positive = 0.8  # of the teacher alone
+    tau: NotNegative = 1.0  # τ, strength of the logit adjustment
+    fits: Annotated[int, Range(1, 1000)] = 9  # mixtures that vote, with the seeds 0, 1, …
     gmm_cov: Covariance = "full"
-    min_count: int = 1  # n_kc from which a class loss may set the range of its column; 3 is more robust
+    min_count: Annotated[int, Range(1)] = 1  # n_kc from which a class loss may set its column's range
     dist: Distance = "tensorsum"
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code detects on augmented images
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", "lambda_max", high=1)
-        bounded(self, "ramp_sharpness", "tau")
-        bounded(self, "fits", low=1, high=1000)
-        bounded(self, "min_count", low=1)
-        bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

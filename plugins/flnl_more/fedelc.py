@@ -31,12 +31,14 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    NotNegative,
+    Positive,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
     network_weights,
 )
 from flnl_bench.noisy_clients import (
@@ -56,17 +58,12 @@ class FedELC(Method):
     name = "fedelc"
     reference = "Jiang et al., Tackling Noisy Clients with End-to-end Label Correction, CIKM 2024"
 
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
-    scale: float = 10.0  # K
-    label_step: float = 15.625  # η_y
-    alpha: float = 0.5  # α, weight of the given label
-    beta: float = 0.2  # β, weight of the entropy
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
+    scale: Positive = 10.0  # K
+    label_step: NotNegative = 15.625  # η_y
+    alpha: NotNegative = 0.5  # α, weight of the given label
+    beta: NotNegative = 0.2  # β, weight of the entropy
     per_class: bool = True  # divergence and entropy are means over the classes, not sums
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", high=1)
-        bounded(self, "label_step", "alpha", "beta")
-        bounded(self, "scale", above=True)
 
     # -- a round on the server ---------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,13 +33,15 @@ from flnl_bench import (
     Federation,
     Method,
     Model,
+    NotNegative,
+    Range,
     Server,
+    Share,
     State,
     Step,
     Terms,
     Update,
     Weights,
-    bounded,
     copy_weights,
     network_weights,
 )
@@ -61,19 +63,15 @@ class FedRN(Method):
     name = "fedrn"
     reference = "Kim et al., FedRN: Exploiting k-Reliable Neighbors Towards Robust FL, CIKM 2022"
 
-    neighbours: int = 2  # k
-    expertise_weight: float = 0.6  # α; the rest is that of similarity
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 3 and a visit of most clients
-    threshold: float = 0.5  # q above which a label counts as clean
-    head_lr: float = 0.01  # of the SGD that tunes a neighbour's head
-    head_momentum: float = 0.5
-    head_decay: float = 5e-4
+    neighbours: Annotated[int, Range()] = 2  # k
+    expertise_weight: Share = 0.6  # α; the rest is that of similarity
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 3 and a visit of most clients
+    threshold: Share = 0.5  # q above which a label counts as clean
+    head_lr: NotNegative = 0.01  # of the SGD that tunes a neighbour's head
+    head_momentum: Share = 0.5
+    head_decay: NotNegative = 5e-4
     head_only_features: bool = True
     keep: Literal["fp32", "fp16"] = "fp32"  # how the server keeps, and sends, clients' models
-
-    def __post_init__(self) -> None:
-        bounded(self, "neighbours", "head_lr", "head_decay")
-        bounded(self, "expertise_weight", "warmup_share", "threshold", "head_momentum", high=1)
 
     def warmup(self, terms: Terms) -> int:
         """T1."""

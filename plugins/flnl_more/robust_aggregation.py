@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
-from flnl_bench import Federation, Method, Server, Update, Weights, bounded
+from flnl_bench import Federation, Method, Positive, Range, Server, Share, Update, Weights
 from flnl_bench.numerics import AGGREGATORS, STATISTICS, Rule, average, combined, distrusted, is_finite
 
 
@@ -62,10 +62,7 @@ class TrimmedMean(RobustAggregation):
     name = "trimmed-mean"
     reference = "Yin et al., Byzantine-Robust Distributed Learning, ICML 2018"
 
-    distrust: float = 0.3  # f as a share of the models; f values go at each end
-
-    def __post_init__(self) -> None:
-        bounded(self, "distrust", high=1)
+    distrust: Share = 0.3  # f as a share of the models; f values go at each end
 
     def numbers(self, count: int) -> Mapping[str, float]:
         """f."""
@@ -79,12 +76,8 @@ class Krum(RobustAggregation):
     reference = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
     variants = {"multi": {"selected": None}}
 
-    distrust: float = 0.3  # f as a share of the models; lowered until m ≥ 2f + 3
-    selected: int | None = 1  # q; None: m − f − 2
-
-    def __post_init__(self) -> None:
-        bounded(self, "distrust", high=1)
-        bounded(self, "selected", low=1)
+    distrust: Share = 0.3  # f as a share of the models; lowered until m ≥ 2f + 3
+    selected: Annotated[int, Range(1)] | None = 1  # q; None: m − f − 2
 
     def numbers(self, count: int) -> Mapping[str, float]:
         """f, and how many models are averaged: all of fewer than three, which have no scores."""
@@ -99,9 +92,5 @@ class RFA(RobustAggregation):
     name = "rfa"
     reference = "Pillutla et al., Robust Aggregation for Federated Learning, IEEE Trans. Signal Process. 2022"
 
-    steps: int = 3  # R, of Weiszfeld's algorithm from the mean
-    floor: float = 1e-6  # ν, below which a distance counts as this
-
-    def __post_init__(self) -> None:
-        bounded(self, "steps")
-        bounded(self, "floor", above=True)
+    steps: Annotated[int, Range()] = 3  # R, of Weiszfeld's algorithm from the mean
+    floor: Positive = 1e-6  # ν, below which a distance counts as this

@@ -30,12 +30,13 @@ from flnl_bench import (
     Federation,
     Method,
     Model,
+    NotNegative,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
 )
 from flnl_bench.numerics import (
     average,
@@ -64,15 +65,11 @@ class RoFL(Method):
     variants = {"constant": {"centroid": "constant"}}
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ], or 0.2
-    ramp_share: float = 0.2  # T_k as a share of all rounds; at least 3
-    given_share: float = 0.1  # T_pl as a share of all rounds; at least 3 and a visit of most clients
-    centroid_weight: float = 1.0  # λ_cen
-    entropy_weight: float = 0.8  # λ_e; try 0.4 if the accuracy stays low after T_pl
+    ramp_share: Share = 0.2  # T_k as a share of all rounds; at least 3
+    given_share: Share = 0.1  # T_pl as a share of all rounds; at least 3 and a visit of most clients
+    centroid_weight: NotNegative = 1.0  # λ_cen
+    entropy_weight: NotNegative = 0.8  # λ_e; try 0.4 if the accuracy stays low after T_pl
     centroid: Literal["mean", "sum", "constant"] = "mean"  # L_cen over S; constant: a sum without gradient
-
-    def __post_init__(self) -> None:
-        bounded(self, "ramp_share", "given_share", high=1)
-        bounded(self, "centroid_weight", "entropy_weight")
 
     # -- schedule ----------------------------------------------------------------------------------
     def final(self, terms: Terms) -> float | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +26,13 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    Range,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
     network_weights,
     require,
 )
@@ -55,17 +57,12 @@ class Selfie(Method):
     name = "selfie"
     reference = "Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019"
 
-    history: int = 15  # q at most; fewer where clients have not so many epochs before T1
-    threshold: float = 0.05  # ε; below 0 nothing is refurbished
-    noise_rate: float | None = None  # τ; None is what the setting announces, 0.2 if it does not
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
+    history: Annotated[int, Range(1)] = 15  # q at most; fewer where clients have not so many epochs before T1
+    threshold: Annotated[float, Range(-1, 1)] = 0.05  # ε; below 0 nothing is refurbished
+    noise_rate: Share | None = None  # τ; None is what the setting announces, 0.2 if it does not
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
     reuse: bool = True  # labels stay refurbished
     aggregator: Aggregator = "mean"
-
-    def __post_init__(self) -> None:
-        bounded(self, "history", low=1)
-        bounded(self, "noise_rate", "warmup_share", high=1)
-        bounded(self, "threshold", low=-1, high=1)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
