@@ -8,6 +8,7 @@ goes through `inbox`, `upload`, `Federation.visit` or the weights, and the engin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from flnl_bench.config import sampled_clients
 from flnl_bench.numerics import average
 from flnl_bench.random_streams import stream
+from flnl_bench.ranges import check_ranges
 
 Model = Any  # an nn.Module: a Network (with `features` and `both`), or what Method.build makes of some
 Weights = dict[str, Tensor]  # parameters and buffers by name
@@ -185,8 +187,17 @@ class Method:
     members: ClassVar[tuple[str, ...]] = ()  # networks of build() whose own test accuracy is recorded too
 
     def __init_subclass__(cls) -> None:
-        """Make the annotated attributes the fields of a frozen dataclass."""
+        """Make the annotated attributes the fields of a frozen dataclass, whose ranges are checked."""
         dataclasses.dataclass(frozen=True)(cls)
+        initialise = cls.__init__
+
+        # Not __post_init__: a method may have its own.
+        @functools.wraps(initialise)
+        def initialise_in_range(self: Method, *args: Any, **kwargs: Any) -> None:
+            initialise(self, *args, **kwargs)
+            check_ranges(self)
+
+        cls.__init__ = initialise_in_range  # type: ignore[method-assign]
 
     # -- what is trained ---------------------------------------------------------------------------
     def views(self) -> tuple[str, ...]:

@@ -229,7 +229,8 @@ def test_list_shows_every_kind():
 
 def test_list_methods_tells_hyperparameters_and_variants():
     methods = {row["name"]: row for row in flnl("list", "methods", "--json").json["methods"]}
-    assert methods["fedprox"]["hyperparameters"] == {"mu": {"type": "float", "default": 1.0}}
+    mu = {"type": "float", "default": 1.0, "range": "from 0"}
+    assert methods["fedprox"]["hyperparameters"] == {"mu": mu}
     assert methods["fedavg"]["variants"] == {"fedavg/strong": {"view": "strong"}}
 
 

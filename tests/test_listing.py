@@ -110,3 +110,20 @@ def test_recall_by_class_tells_which_classes_a_sieve_throws_away(folder, monkeyp
     assert "right labels called clean, by class: 0.50 0.00 –" in flnl("show", path).out
     np.savez(path / "beliefs.npz", given=given)  # of a method without a sieve
     assert class_recall(path / "beliefs.npz") == class_recall(path / "none.npz") == []
+
+
+def test_methods_are_listed_with_their_ranges():
+    (row,) = [row for row in flnl("list", "methods", "--json").json["methods"] if row["name"] == "fedgr"]
+    assert row["hyperparameters"]["gamma_g"] == {"type": "float", "default": 0.9, "range": "from 0 to 1"}
+    assert row["hyperparameters"]["refine"] == {"type": "bool", "default": True, "range": None}
+    text = " ".join(flnl("list", "methods").out.split())
+    assert "gamma_g=0.9 (from 0 to 1), " in text
+    assert "refine=True, " in text
+
+
+def test_the_own_hyperparameters_of_a_variant_are_listed():
+    (row,) = [row for row in flnl("list", "methods", "--json").json["methods"] if row["name"] == "fedgr"]
+    assert row["variants"]["fedgr/no-ema"] == {"lambda_b": 0.0}
+    assert row["variants"]["fedgr/released"]["release"] == "b"
+    text = " ".join(flnl("list", "methods").out.split())
+    assert "fedgr/released --set: release=b, batch_weights=True" in text

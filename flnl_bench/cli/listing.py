@@ -155,12 +155,13 @@ def _row(name: str, description: str, plugin: str) -> dict[str, Any]:
 
 
 def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
-    """Type and default of each hyper-parameter."""
+    """Type, default and range of each hyper-parameter; the range is a sentence, None if there is none."""
     from flnl_bench.methods import hyperparameters, kind_name, values_of
+    from flnl_bench.ranges import ranges_of
 
-    defaults = values_of(cls())
+    defaults, ranges = values_of(cls()), {name: str(allowed) for name, allowed in ranges_of(cls).items()}
     return {
-        name: {"type": kind_name(kind), "default": defaults[name]}
+        name: {"type": kind_name(kind), "default": defaults[name], "range": ranges.get(name)}
         for name, kind in hyperparameters(cls).items()
     }
 
@@ -290,8 +291,14 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
         lines.append(f"variants: {', '.join(row['variants'])}")
     known = row.get("hyperparameters", {})
     if known:
-        lines.append("--set: " + ", ".join(f"{key}={about['default']}" for key, about in known.items()))
+        lines.append("--set: " + ", ".join(_setting(key, about) for key, about in known.items()))
     for name, values in row.get("variants", {}).items():
         own = ", ".join(f"{key}={value}" for key, value in values.items() if key not in known)
         lines += [f"{name} --set: {own}"] if own else []
     return lines
+
+
+def _setting(key: str, about: Mapping[str, Any]) -> str:
+    """A hyper-parameter with its default and range."""
+    allowed = f" ({about['range']})" if about["range"] else ""
+    return f"{key}={about['default']}{allowed}"
