@@ -44,7 +44,7 @@ def refused(*arguments, code=2) -> str:
         (["--training", "foo"], "--training 'foo': expected KEY=VALUE, as in --training lr=0.05"),
         (["--training", "momentum=x"], "--training momentum=x: expected a number"),
         (["--training", "lr=1", "--lr", "1"], "--training lr and --lr are both given"),
-        (["--pretrained"], "ImageNet weights are there for --model resnet50"),
+        (["--pretrained"], "has no ImageNet weights; they exist for --model resnet50"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--rounds", "0"], "rounds is 0, but must be a whole number from 1"),
         (["--clients", "0"], "clients is 0"),

@@ -252,9 +252,8 @@ def shards(
     holds = np.zeros((int(present[-1]) + 1, clients), bool)
     held = np.zeros(len(present), np.int64)
     for client in range(clients):
-        mine = np.lexsort((rng.random(len(present)), held))[
-            :each
-        ]  # the classes with the fewest holders, ties at random
+        by_holders = np.lexsort((rng.random(len(present)), held))  # ties at random
+        mine = by_holders[:each]
         held[mine] += 1
         holds[present[mine], client] = True
     counts = np.zeros(holds.shape, np.int64)
