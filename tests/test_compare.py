@@ -7,6 +7,7 @@ from synthetic_runs import write_run
 
 from flnl_bench import plots
 from flnl_bench.cli.compare import sparkline
+from flnl_bench.results.run_record import read_record
 
 
 @pytest.fixture
@@ -74,9 +75,7 @@ def test_the_picture_has_the_curves_of_both(runs, tmp_path):
     a, b = runs
     done = flnl("compare", a[1], b[1], "-o", tmp_path / "both.png")
     assert done.errors == [f"flnl-bench: wrote {tmp_path / 'both.png'}"]
-    from flnl_bench.leaderboards.runs import read_runs
-
-    one, other = (read_runs(path).runs[0] for path in (a[1], b[1]))
+    one, other = (read_record(path) for path in (a[1], b[1]))
     lines = plots.pair(one, other).axes[0].get_lines()
     assert [(line.get_label(), line.get_ydata().tolist()) for line in lines] == [
         ("fedavg", [1, 40]),
