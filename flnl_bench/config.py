@@ -192,6 +192,7 @@ def check_seeds(seeds: Any) -> list[int]:
     return checked
 
 
+@functools.lru_cache  # thousands of records have the same few names
 def _as_folder(name: str) -> str:
     return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
 

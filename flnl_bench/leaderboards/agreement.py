@@ -71,7 +71,7 @@ def kendall(ours: Sequence[float], theirs: Sequence[float]) -> float:
     pairs = [(i, j) for i in range(len(ours)) for j in range(i)]
     left, right = ([(x[i] > x[j]) - (x[i] < x[j]) for i, j in pairs] for x in ranks)
     alike = sum(a * b for a, b in zip(left, right, strict=True))
-    return alike / (sum(map(abs, left)) * sum(map(abs, right))) ** 0.5
+    return alike / float((sum(map(abs, left)) * sum(map(abs, right))) ** 0.5)
 
 
 def agreement_table(tables: Sequence[Table]) -> TextTable | None:

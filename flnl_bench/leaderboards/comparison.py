@@ -51,7 +51,7 @@ def check_name(tables: Sequence[Table], name: str) -> None:
 
 def tie(metric: Metric) -> float:
     """Return the limit below which a difference does not show in the decimals of the metric."""
-    return 0.5 * 10**-metric.digits
+    return 0.5 / float(10**metric.digits)
 
 
 def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Comparison:

@@ -158,12 +158,12 @@ def installed_code(config: RunConfig) -> set[str]:
     """Return the digest of the installed method if it has the version of a run; else nothing."""
     # They need torch, which other tables do without.
     from flnl_bench.methods import default_methods
-    from flnl_bench.results.provenance import code_digests
+    from flnl_bench.results.provenance import method_digest
 
     with contextlib.suppress(BadInput):  # its plugin is not installed
         cls = default_methods().method_class(config.method)
         if cls.version == config.version:
-            return {digest for kind, digest in code_digests(config, cls).items() if kind == "method"}
+            return {digest} if (digest := method_digest(cls)) else set()
     return set()
 
 

@@ -45,7 +45,7 @@ def memorization(source: Source, **filters: Unpack[Filters]) -> Figure:
 
 @in_style
 def pair(a: RunRecord, b: RunRecord) -> Figure:
-    """Draw test accuracy of two runs in one panel, whatever their protocols, labelled by their differences."""
+    """Draw test accuracy of two runs of any protocols in one panel, labelled by their differences."""
     runs = (a, b)
     names = [tuple(str(name) for name in record.config.names.values()) for record in runs]
     common, labels = titles_of(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -60,7 +61,7 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
             for row in panel.rows:
                 runs = panel.runs(row)
                 costs = [sum(getattr(record.summary, field) for field in fields) for record in runs]
-                total, _ = mean_std(costs)
+                total = statistics.fmean(costs)
                 drawn[row.label] = _point(axis, row.label, total, *accuracies(runs, metric))
             axis.set(xlabel=name)
         axes[3 * i].set_ylabel(AXIS_LABELS[metric])
