@@ -23,7 +23,6 @@ from flnl_bench.results.lock import owner
 from flnl_bench.results.run_folder import RunFolder, run_folder
 from flnl_bench.running.api import finish
 from flnl_bench.running.runner import Run
-from flnl_bench.suite import scheduler
 from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
 
 CONFIG = RunConfig(
@@ -357,16 +356,6 @@ def test_a_flipped_bit_in_a_checkpoint_is_noticed(interrupted, file):
     path.write_bytes(data)
     with pytest.raises(CorruptCheckpoint, match="--fresh, in a suite also with --retry"):
         interrupted.play()
-
-
-def test_a_broken_checkpoint_in_a_suite_says_what_to_do_and_retry_failed_helps(interrupted, monkeypatch):
-    (interrupted.folder.checkpoint / "state.json").write_text("{")
-    monkeypatch.setattr(scheduler, "prepare", lambda request: interrupted)
-    job = scheduler.Job(None, interrupted.folder.path)
-    told = scheduler.work(job)
-    assert told.status == "failed"
-    assert told.error.endswith("start the run anew with --fresh, in a suite also with --retry-failed")
-    assert scheduler.work(dataclasses.replace(job, retry_failed=True)).status == "done"
 
 
 def test_a_checkpoint_without_digests_of_an_older_version_is_still_read(interrupted):
