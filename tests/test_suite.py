@@ -216,9 +216,7 @@ def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(estimates, "_probe", lambda config: 0.001)
     plans = grid_of(GOOD + TINY, tmp_path)
     time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path / "none", jobs=2)
-    assert time_left.seconds == pytest.approx(
-        0.001 * 2 * 2 * 50
-    )  # rounds, clients, samples
+    assert time_left.seconds == pytest.approx(0.001 * 2 * 2 * 50)  # rounds, clients, samples
     assert "probe" in time_left.source
 
 
