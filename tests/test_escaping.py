@@ -11,7 +11,6 @@ import os
 import pytest
 from command_line import flnl, tiny
 from rich.console import Console
-from suite_grids import GOOD, TINY, grid_of
 from synthetic_runs import write_run
 
 from flnl_bench import escaping
@@ -20,8 +19,6 @@ from flnl_bench.cli.console import table
 from flnl_bench.leaderboards import pandas_api
 from flnl_bench.processes import Lossy
 from flnl_bench.results.run_record import summarise
-from flnl_bench.suite import estimate as estimates
-from flnl_bench.suite.progress import Board
 
 EVIL = "fedavg \x1b]0;title\x07\x1b[2J\x9b31m<script>alert(1)</script> | x\n| fake | 99.99 |\u202e"
 
@@ -176,20 +173,3 @@ def test_shells_can_complete_commands(monkeypatch):
     monkeypatch.setenv("COMP_WORDS", "flnl-bench le")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert flnl().out.split() == ["leaderboard"]
-
-
-# -- how long a suite will take ----------------------------------------------------------------------
-def test_the_time_of_a_suite_is_known_from_finished_runs(tmp_path):
-    write_run(tmp_path, setting="clean", training={"rounds": 4})  # each of half a second
-    (item,) = grid_of(GOOD + "[training]\nrounds = 8\n", tmp_path)
-    told = estimates.estimate(Board.of([item]), tmp_path, jobs=2)
-    assert told.seconds == pytest.approx(4.0)
-    assert told.source == f"1 finished run in {tmp_path}"
-
-
-def test_without_finished_runs_a_probe_tells_the_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(estimates, "_probe", lambda config: 0.001)
-    (item,) = grid_of(GOOD + TINY, tmp_path)
-    told = estimates.estimate(Board.of([item]), tmp_path / "none", jobs=2)
-    assert told.seconds == pytest.approx(0.001 * 2 * 2 * 50)  # rounds, clients a round, images of each
-    assert "probe" in told.source

@@ -211,7 +211,7 @@ def test_a_scenario_is_the_one_that_run_and_the_command_make(finished):
 def test_a_suite_from_a_dictionary_has_the_runs_of_single_calls(tmp_path, capfd):
     counts = []
     suite = fb.run_suite(
-        GRID, out=tmp_path, jobs=1, progress=lambda board: counts.append(board.counts()["done"])
+        GRID, out=tmp_path, jobs=1, progress=lambda suite: counts.append(suite.counts()["done"])
     )
     assert capfd.readouterr() == ("", "")
     assert (counts[0], counts[-1]) == (0, 2)
@@ -230,7 +230,7 @@ def test_a_dry_suite_only_looks(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failed_run_of_a_suite_is_told_and_raises_nothing(tmp_path, monkeypatch):
+def test_a_failed_run_of_a_suite_is_in_the_result_and_raises_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(default_methods().methods, "fragile", Fragile)
     monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
     suite = fb.run_suite(GRID | {"methods": ["fragile", "fedavg"]}, out=tmp_path)
@@ -245,7 +245,7 @@ def test_a_failed_run_of_a_suite_is_told_and_raises_nothing(tmp_path, monkeypatc
     ("changes", "options", "expected"),
     [
         ({"methods": ["fedavgg"]}, {}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-        ({"seeds": ["1"]}, {}, "seeds must be a list of whole numbers from 0"),
+        ({"seeds": ["1"]}, {}, "seed is '1', but must be a whole number from 0"),
         ({"training": {"round": 2}}, {}, "unknown key 'round' in [training]; did you mean 'rounds'?"),
         ({}, {"executor": "slrum"}, "did you mean 'slurm'?"),
         ({}, {"jobs": 0}, "jobs is 0, but must be a whole number from 1"),
@@ -348,7 +348,7 @@ def test_what_is_no_path_is_one_line(call, told):
 def test_values_of_numpy_are_values(tmp_path):
     suite = {"methods": ["fedgr"], "settings": ["clean"], "seeds": [np.int64(3)]}
     suite["set"] = {"fedgr": {"refine": np.bool_(False), "lambda_b": np.float64(2.0)}}
-    (run,) = fb.run_suite(suite, dry_run=True, out=tmp_path).board.states
+    (run,) = fb.run_suite(suite, dry_run=True, out=tmp_path).progress.runs
     assert run.config.seed == 3
     assert [run.config.hyperparameters[name] for name in ("refine", "lambda_b")] == [False, 2.0]
 

@@ -16,6 +16,7 @@ from flnl_bench.data import DATASETS
 from flnl_bench.results.run_record import read_record
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.resolve import configure, prepare
+from flnl_bench.suite import estimate as estimates
 from flnl_bench.suite import ray as on_ray
 from flnl_bench.suite.grid import fedavg_samples, make_grid
 from flnl_bench.suite.progress import Progress, SuiteProgress, changed_code
@@ -200,6 +201,23 @@ def test_the_live_table_fits_a_small_terminal(tmp_path):
     assert "fedgr [gentle]" in failed
     assert "failed: Runtime" in failed
     assert "…" in failed
+
+
+# -- how long a suite will take ----------------------------------------------------------------------
+def test_the_time_of_a_suite_is_known_from_finished_runs(tmp_path):
+    write_run(tmp_path, setting="clean", training={"rounds": 4})  # each of half a second
+    plans = grid_of(GOOD + "[training]\nrounds = 8\n", tmp_path)
+    time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path, jobs=2)
+    assert time_left.seconds == pytest.approx(4.0)
+    assert time_left.source == f"1 finished run in {tmp_path}"
+
+
+def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "_probe", lambda config: 0.001)
+    plans = grid_of(GOOD + TINY, tmp_path)
+    time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path / "none", jobs=2)
+    assert time_left.seconds == pytest.approx(0.001 * 2 * 2 * 50)  # rounds, clients, samples
+    assert "probe" in time_left.source
 
 
 # -- changed code ------------------------------------------------------------------------------------

@@ -352,6 +352,18 @@ def test_a_run_whose_record_is_torn_fails_until_it_is_retried(suite_file, tmp_pa
     assert progress_of(planned).status == "done"
 
 
+def test_a_run_whose_checkpoint_is_torn_fails_until_it_is_retried(suite_file, tmp_path):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(planned.options).run(progress=stop)
+    (planned.folder.checkpoint / "state.json").write_text("{")
+    assert work(planned).error.endswith("in a suite also with --retry-failed")
+    assert work(planned, retry_failed=True) == WorkerReport("done")
+
+
 # -- workers of another version ----------------------------------------------------------------------
 def test_a_preset_that_changes_during_a_suite_does_not_mix_two_protocols(suite_file, tmp_path):
     planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
