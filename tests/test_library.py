@@ -195,7 +195,7 @@ def test_the_command_and_the_function_take_the_same_options():
     arguments = set(inspect.signature(fb.run).parameters)
     only_there = {"seeds", "as_json", "file", "plugin", "debug", "pdb"}
     assert options - only_there == arguments - {"progress", "loading"}
-    named = arguments - {"seed", "fresh", "progress", "loading", "training"}
+    named = arguments - {"fresh", "progress", "loading", "training"}
     assert named | set(TRAINING) == OPTION_NAMES
 
 
@@ -245,7 +245,7 @@ def test_a_failed_run_of_a_suite_is_told_and_raises_nothing(tmp_path, monkeypatc
     ("changes", "options", "expected"),
     [
         ({"methods": ["fedavgg"]}, {}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-        ({"seeds": ["1"]}, {}, "seeds must be a list of whole numbers from 0"),
+        ({"seeds": ["1"]}, {}, "seed is '1', but must be a whole number from 0"),
         ({"training": {"round": 2}}, {}, "unknown key 'round' in [training]; did you mean 'rounds'?"),
         ({}, {"executor": "slrum"}, "did you mean 'slurm'?"),
         ({}, {"jobs": 0}, "jobs is 0, but must be a whole number from 1"),
@@ -348,9 +348,9 @@ def test_what_is_no_path_is_one_line(call, told):
 def test_values_of_numpy_are_values(tmp_path):
     suite = {"methods": ["fedgr"], "settings": ["clean"], "seeds": [np.int64(3)]}
     suite["set"] = {"fedgr": {"refine": np.bool_(False), "lambda_b": np.float64(2.0)}}
-    (run,) = fb.run_suite(suite, dry_run=True, out=tmp_path).board.states
-    assert run.config.seed == 3
-    assert [run.config.hyperparameters[name] for name in ("refine", "lambda_b")] == [False, 2.0]
+    (planned,) = fb.run_suite(suite, dry_run=True, out=tmp_path).progress.runs
+    assert planned.config.seed == 3
+    assert [planned.config.hyperparameters[name] for name in ("refine", "lambda_b")] == [False, 2.0]
 
 
 def test_own_data_that_have_changed_are_read_again(tmp_path):
