@@ -77,13 +77,13 @@ def test_json_on_the_command_line_is_that_format(tmp_path):
 # -- what new users found ----------------------------------------------------------------------------
 def test_a_table_of_one_row_has_no_rank_and_a_sweep_that_was_asked_for_no_warning(tmp_path):
     write_run(tmp_path / "one")
-    (sheet,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path / "one")).sheets
-    assert "rank" not in sheet.columns
-    assert not any("Rank" in note for note in sheet.notes)
+    (text,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path / "one")).text_tables
+    assert "rank" not in text.columns
+    assert not any("Rank" in note for note in text.notes)
     for mu in (0.1, 1.0):
         write_run(tmp_path / "two", "fedprox", hyperparameters={"mu": mu}, changed={"mu": mu})
     board = pandas_api.leaderboard(pandas_api.load_results(tmp_path / "two"))
-    assert "rank" in board.sheets[0].columns
+    assert "rank" in board.text_tables[0].columns
     assert board.warnings == []
 
 
@@ -115,8 +115,8 @@ def test_a_training_loss_that_is_never_finite_marks_the_run_as_diverged():
 
 def test_the_protocol_of_a_small_data_set_has_its_true_number_of_images(tmp_path):
     write_run(tmp_path, training={"samples": 5000})  # of 1437
-    (sheet,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path)).sheets
-    assert any("1437 images" in line for line in sheet.about)
+    (text,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path)).text_tables
+    assert any("1437 images" in line for line in text.about)
 
 
 def test_a_number_is_never_parted_from_its_unit():

@@ -38,7 +38,7 @@ def test_runs_of_all_statuses_are_listed(folder):
         ("fedgr", 13, "interrupted"),
         ("fedprox", 1, "failed"),
     ]
-    assert listed(folder) == runs
+    assert listed(folder) == [*done, ("fedgr", 13, "interrupted"), ("fedprox", 1, "failed")]
     assert [run["last10"] for run in asked(folder, "--status", "done")] == [60.0, 40.0]
 
 
