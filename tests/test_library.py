@@ -195,7 +195,7 @@ def test_the_command_and_the_function_take_the_same_options():
     arguments = set(inspect.signature(fb.run).parameters)
     only_there = {"seeds", "as_json", "file", "plugin", "debug", "pdb"}
     assert options - only_there == arguments - {"progress", "loading"}
-    named = arguments - {"seed", "fresh", "progress", "loading", "training"}
+    named = arguments - {"fresh", "progress", "loading", "training"}
     assert named | set(TRAINING) == OPTION_NAMES
 
 

@@ -1,4 +1,4 @@
-"""`list runs` and what `show` says of failed runs and of sieves."""
+"""`list runs`, and what `show` prints about failed runs and sieves."""
 
 import dataclasses
 
@@ -31,13 +31,14 @@ def asked(folder, *words):
     return flnl("list", "runs", "--runs", folder, *words, "--json").json["runs"]
 
 
-def test_runs_are_listed_whatever_has_become_of_them(folder):
-    assert listed(folder) == [
+def test_runs_of_all_statuses_are_listed(folder):
+    runs = [
         ("fedgr", 1, "done"),
         ("fedavg", 1, "done"),
         ("fedgr", 13, "interrupted"),
         ("fedprox", 1, "failed"),
     ]
+    assert listed(folder) == [*done, ("fedgr", 13, "interrupted"), ("fedprox", 1, "failed")]
     assert [run["last10"] for run in asked(folder, "--status", "done")] == [60.0, 40.0]
 
 
@@ -55,7 +56,7 @@ def test_filters_of_runs_all_hold_at_once(folder, words, found):
     assert listed(folder, *words) == found
 
 
-def test_a_run_is_one_line_where_nobody_looks(folder, monkeypatch):
+def test_a_run_is_one_line_without_a_terminal(folder, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     lines = flnl("list", "runs", "--runs", folder).out.splitlines()
     assert len(lines) == 5
@@ -78,9 +79,11 @@ def test_the_list_for_people_has_what_show_takes_and_the_error(folder, monkeypat
         (["runs", "--method", "fedgro"], "did you mean 'fedgr'?"),
         (
             ["runs", "--method", "fedavg", "--partition", "dir-0.3"],
-            "no run is of this method and this partition",
+            "no run has this method and this partition",
         ),
         (["methods", "--status", "done"], "--status chooses runs"),
+        (["runs", "--status", "dome"], "unknown status 'dome'; did you mean 'done'?"),
+        (["runs", "--status", "running"], "no run has the status running"),
         (["run"], "did you mean 'runs'?"),
     ],
 )
@@ -90,7 +93,7 @@ def test_what_cannot_be_listed_is_refused(folder, words, told):
     assert (done.code, told in done.errors[-1]) == (2, True), done.errors
 
 
-def test_show_tells_the_error_of_a_failed_run_and_where_the_traceback_is(folder, monkeypatch):
+def test_show_prints_the_error_of_a_failed_run_and_where_the_traceback_is(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     (run,) = asked(folder, "--status", "failed")
     out = flnl("show", run["run_dir"]).out
@@ -99,7 +102,7 @@ def test_show_tells_the_error_of_a_failed_run_and_where_the_traceback_is(folder,
     assert 'File "mine.py", line 7, in loss' in out
 
 
-def test_recall_by_class_tells_which_classes_a_sieve_throws_away(folder, monkeypatch):
+def test_recall_by_class_shows_which_classes_a_sieve_throws_away(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     path = RunFolder(write_run(folder, "fedgr", accuracy=70, seed=42, all_rounds=True)).path
     given = np.array([0, 0, 0, 1, 1, 2, 2])

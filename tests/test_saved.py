@@ -212,9 +212,8 @@ def test_a_preset_from_a_file_changes_what_it_says_and_is_called_by_its_name(tmp
 
 def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
     grid = {"methods": ["fedprox"], "settings": ["clean"], "preset": str(preset)}
-    board = fb.run_suite(grid, out=tmp_path / "runs", dry_run=True).board
-    (item,) = board.states
-    assert (item.config.preset, item.config.training.rounds, item.label) == ("small", 2, "fedprox")
+    (row,) = fb.run_suite(grid, out=tmp_path / "runs", dry_run=True).runs.to_dict("records")
+    assert (row["preset"], row["label"]) == ("small", "fedprox")
 
 
 @pytest.mark.parametrize(

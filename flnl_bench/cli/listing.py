@@ -13,6 +13,7 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.results.run_record import STATUSES
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -193,11 +194,11 @@ def list_names(
 ) -> None:
     """List methods, data sets, settings, partitions, models, presets, trackers and plugins; or runs."""
     only = {"method": method, "dataset": dataset, "partition": partition, "setting": setting}
-    only |= {"preset": preset, "status": status}
+    only["preset"] = preset
     if kind == "runs":
-        list_runs(folder or RUNS, {name: given or [] for name, given in only.items()}, as_json)
+        list_runs(folder or RUNS, status or [], {name: given or [] for name, given in only.items()}, as_json)
         return
-    given = [name for name, value in {**only, "runs": folder}.items() if value]
+    given = [name for name, value in {**only, "status": status, "runs": folder}.items() if value]
     if given:
         raise BadInput(f"--{given[0]} chooses runs: `flnl-bench list runs --{given[0]} …`")
     if kind is not None and kind not in KINDS:
@@ -217,8 +218,8 @@ def list_names(
         print_rows(name, rows)
 
 
-def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) -> None:
-    """List the runs of a results folder, whatever their status."""
+def list_runs(folder: Path, status: Sequence[str], only: Mapping[str, Sequence[str]], as_json: bool) -> None:
+    """List the runs of a results folder: those with one of some statuses, or all."""
     from flnl_bench.cli.results import warn_files
     from flnl_bench.leaderboards.comparability import chosen
     from flnl_bench.leaderboards.pandas_api import check_folder
@@ -230,7 +231,7 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     warn_files(problems, "not listed: ")
     if not records:
         raise BadInput(f"there is no run below {folder}")
-    listed = [_run_row(record) for record in chosen(records, only)]
+    listed = [_run_row(record) for record in chosen(_having(records, status), only)]
     if as_json:
         print_json({"runs": listed})
         return
@@ -246,6 +247,17 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     console.width = width_here()
     console.print(shown)
     note(f"{len(listed)} of {len(records)} runs below {folder}; {_how(folder)}")
+
+
+def _having(records: Sequence[RunRecord], statuses: Sequence[str]) -> Sequence[RunRecord]:
+    """Return the records with one of some statuses; all if none is given."""
+    for status in statuses:
+        if status not in STATUSES:
+            raise unknown("status", status, STATUSES)
+    found = [record for record in records if record.status in statuses] if statuses else records
+    if not found:
+        raise BadInput(f"no run has the status {' or '.join(statuses)}")
+    return found
 
 
 def _run_row(record: RunRecord) -> dict[str, Any]:
