@@ -13,7 +13,7 @@ from flnl_methods.fedprox import FedProx
 from torch import nn
 from waits import Counter, assert_no_step_waits
 
-from flnl_bench import Client, Method, Step
+from flnl_bench import Client, Method, Step, copy_weights
 from flnl_bench.engine.devices import survives_bfloat16
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import average
@@ -338,3 +338,34 @@ def test_bfloat16_networks_learn_as_others_do_and_give_float32():
     losses, expected = ([row["train_loss"] for row in rows] for rows in (half, full))
     assert losses == pytest.approx(expected, rel=0.03)
     assert [row["forward"] for row in half] == [row["forward"] for row in full]
+
+
+# -- what diverged -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_the_mean_leaves_out_models_that_are_not_finite(value):
+    engine = toy_engine(FedAvg())
+    good, other, bad = engine.federation.train([0, 1, 2])
+    name = next(iter(bad.weights))
+    bad.weights[name].view(-1)[0] = value
+    kept = engine.method.aggregate(engine.server, [good, other])
+    mean = engine.method.aggregate(engine.server, [good, bad, other])
+    assert all(torch.equal(mean[name], kept[name]) for name in kept)
+
+
+def test_where_all_models_diverged_the_global_weights_stay():
+    engine = toy_engine(FedAvg(), lr=1e20)
+    before = copy_weights(engine.server.weights)
+    report = engine.play_round()
+    assert not np.isfinite(report.train_loss)
+    assert all(torch.equal(engine.server.weights[name], before[name]) for name in before)
+
+
+def test_steps_from_another_generator_leave_the_order_of_the_training_batches():
+    class Looks(FedAvg):
+        name = "looks"
+
+        def on_receive(self, model, client):
+            steps = client.steps(np.arange(5), epochs=2, rng=client.rng)
+            assert sorted(np.concatenate([step.rows for step in steps])) == sorted([*range(5)] * 2)
+
+    assert play(toy_engine(Looks()), 1) == play(toy_engine(FedAvg()), 1)

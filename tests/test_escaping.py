@@ -13,7 +13,6 @@ from command_line import flnl, tiny
 from rich.console import Console
 from synthetic_runs import round_row, write_run
 
-import flnl_bench as fb
 from flnl_bench import escaping
 from flnl_bench.cli import main
 from flnl_bench.cli.console import table

@@ -40,7 +40,6 @@ from flnl_bench import (
     Step,
     Terms,
     Update,
-    Weights,
 )
 from flnl_bench.numerics import (
     bounded_cross_entropy,
@@ -113,6 +112,11 @@ class FedCorr(Method):
         finetuning = min(round(self.finetuning_share * left), left - min(LAST_ROUNDS, math.ceil(left / 2)))
         return Schedule(visiting, iterations, finetuning, left - finetuning)
 
+    def warmup(self, terms: Terms) -> int:
+        """The rounds of stages 1 and 2."""
+        schedule = self.schedule(terms)
+        return schedule.preprocessing + schedule.finetuning
+
     def sample(self, server: Server) -> list[int]:
         """Stage 1: the next m of a permutation of all clients; 2: m clean ones; 3: m of all."""
         schedule, t, m = self.schedule(server.terms), server.round, server.terms.sampled
@@ -156,7 +160,7 @@ class FedCorr(Method):
                 note_scores(server.state["score"], updates)
         if stage == 1 and done % schedule.visiting == 0:
             self.end_iteration(server, federation)
-        if done == schedule.preprocessing + schedule.finetuning:
+        if done == self.warmup(server.terms):
             federation.visit(server.state["noisy"] or [], self.correct_confident)
         return {"stage": float(stage), "noisy_clients": float(len(server.state["noisy"] or []))}
 
@@ -176,11 +180,6 @@ class FedCorr(Method):
         if self.schedule(server.terms).stage(server.round) > 1:
             return {}
         return {"noise_ratio": float(server.state["noise_ratio"][client_id])}
-
-    def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean weighted by n_k; updates that are not finite are discarded."""
-        sound = [u for u in updates if is_finite(u.weights)]
-        return super().aggregate(server, sound) if sound else server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

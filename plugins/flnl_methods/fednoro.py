@@ -115,8 +115,7 @@ class FedNoRo(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """DaAgg among the clients of the round; FedAvg where there are not both kinds of clients."""
-        mean = distance_aware_average(updates, set(server.state["noisy"] or []), self.dist)
-        return server.weights if mean is None else mean
+        return distance_aware_average(updates, set(server.state["noisy"] or []), self.dist) or server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

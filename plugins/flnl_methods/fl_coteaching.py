@@ -43,10 +43,14 @@ class FLCoteaching(Method):
     exponent: Positive = 1.0  # c
 
     # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T_k."""
+        return forget_ramp(terms.rounds, self.ramp_rounds)
+
     def forget(self, t: int, terms: Terms) -> float:
         """f_t; it counts rounds, not epochs."""
         tau = final_forget_rate(self.forget_rate, terms)
-        return forget_rate(t, tau, forget_ramp(terms.rounds, self.ramp_rounds), self.exponent)
+        return forget_rate(t, tau, self.warmup(terms), self.exponent)
 
     def server_state(self, server: Server) -> State:
         """Nothing; but a τ that is missing or too high is told before the first round."""

@@ -92,8 +92,7 @@ class FedELC(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """FedNoRo's DaAgg among the clients of the round."""
-        mean = distance_aware_average(updates, set(server.state["noisy"] or []))
-        return server.weights if mean is None else mean
+        return distance_aware_average(updates, set(server.state["noisy"] or [])) or server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

@@ -46,11 +46,14 @@ class FedLSR(Method):
         """A weak view and another, with colours where there are some."""
         return ("weak", "strong-if-colour")
 
+    def warmup(self, terms: Terms) -> int:
+        """t_w."""
+        return max(1, round(self.warmup_share * terms.rounds)) if self.warmup_share else 0
+
     def distillation(self, t: int, terms: Terms) -> float:
         """γ_t: linear from 0 in round 0."""
-        if not self.warmup_share:
-            return self.gamma
-        return self.gamma * linear_ramp(t, 0, max(1, round(self.warmup_share * terms.rounds)))
+        length = self.warmup(terms)
+        return self.gamma * (linear_ramp(t, 0, length) if length else 1.0)
 
     def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
         """All epochs, with one μ for each batch."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -46,9 +45,7 @@ from flnl_bench import (
     network_weights,
 )
 from flnl_bench.numerics import (
-    average,
     clean_posterior,
-    combined,
     cosine,
     is_finite,
     min_max_scaled,
@@ -106,16 +103,14 @@ class FedRN(Method):
         return {**message, "scores": found.scores, "neighbours": [models[k] for k in found.clients]}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean by the full n_k; the server keeps models, e and o. What diverged is left out of both."""
-        for u in updates:
-            if not is_finite(u.weights):
-                continue
+        """The mean by the full n_k; the server keeps models, e and o, but not of models that diverged."""
+        for u in filter(lambda update: is_finite(update.weights), updates):
             server.state["models"][u.client] = {
                 name: w.half() if self.keep == "fp16" else w for name, w in u.weights.items()
             }
             server.state["expertise"][u.client] = u.message["expertise"]
             server.state["outputs"][u.client] = u.message["output"]
-        return combined(updates, average, server.weights)
+        return super().aggregate(server, updates)
 
     # -- a round on a client -----------------------------------------------------------------------
     def on_receive(self, model: Model, client: Client) -> None:
@@ -149,7 +144,7 @@ class FedRN(Method):
         weights = list(head.parameters())
         velocities = [torch.zeros_like(w) for w in weights]
         # From the method's own draws: the order of the training batches stays that of every method.
-        for step in replace(client, batch_rng=client.rng).steps(np.arange(len(rows)), epochs=1):
+        for step in client.steps(np.arange(len(rows)), epochs=1, rng=client.rng):
             part = torch.from_numpy(step.rows)
             features = seen[part] if frozen else net.features(seen[part])
             with torch.enable_grad():

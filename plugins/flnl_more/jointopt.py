@@ -66,20 +66,23 @@ class JointOpt(Method):
     aggregator: Aggregator = "mean"
 
     # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T1, the rounds in which given labels are trained on."""
+        return warmup_rounds(self.warmup_share, terms)
+
     def finishes(self, t: int, terms: Terms) -> bool:
         """Whether labels are frozen and the regularisers off."""
         return t >= terms.rounds - round(self.finish * terms.rounds)
 
     def renews(self, t: int, terms: Terms) -> bool:
         """Whether labels are renewed."""
-        return t >= warmup_rounds(self.warmup_share, terms) and not self.finishes(t, terms)
+        return t >= self.warmup(terms) and not self.finishes(t, terms)
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
         """The given labels, and room for outputs."""
         size, classes, device = client.size, client.terms.classes, client.y.device
-        begin = warmup_rounds(self.warmup_share, client.terms)
-        length = history_length(self.history, 3, begin, client.terms)
+        length = history_length(self.history, 3, self.warmup(client.terms), client.terms)
         return {
             "given": client.y.clone(),
             "labels": F.one_hot(client.y, classes).to(torch.get_default_dtype()),

@@ -75,9 +75,13 @@ class GCE(RobustLoss):
     truncate: Share = 0.0  # k: samples with p_y up to k are pruned; 0: none
     truncate_from: Share = 0.4  # share of the rounds before; a model that is unsure then prunes nearly all
 
+    def warmup(self, terms: Terms) -> int:
+        """The rounds without pruning, if there is pruning."""
+        return math.ceil(self.truncate_from * terms.rounds) if self.truncate else 0
+
     def on_receive(self, model: nn.Module, client: Client) -> None:
         """Let the received model decide which samples are pruned in this visit."""
-        if self.truncate and client.round >= self.truncate_from * client.terms.rounds:
+        if self.truncate and client.round >= self.warmup(client.terms):
             p = client.map(lambda batch: probability(client.received(batch.x), batch.y))
             client.scratch["pruned"] = p <= self.truncate
 

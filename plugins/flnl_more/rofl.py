@@ -39,9 +39,7 @@ from flnl_bench import (
     Weights,
 )
 from flnl_bench.numerics import (
-    average,
     check_forget_rate,
-    combined,
     cosine,
     entropy,
     final_forget_rate,
@@ -81,7 +79,7 @@ class RoFL(Method):
         ramp = max(3, round(self.ramp_share * terms.rounds))
         return forget_rate(t, final_forget_rate(self.final(terms), terms), ramp)
 
-    def given_rounds(self, terms: Terms) -> int:
+    def warmup(self, terms: Terms) -> int:
         """T_pl, the rounds in which given labels are trained on."""
         return warmup_rounds(self.given_share, terms)
 
@@ -106,7 +104,7 @@ class RoFL(Method):
         sound = [u.message["centroids"] for u in updates if is_finite(u.weights)]
         if sound:
             server.state["centroids"] = merged(server.state["centroids"], torch.stack(sound))  # of [m, C, d]
-        return combined(updates, average, server.weights)
+        return super().aggregate(server, updates)
 
     # -- on a client -------------------------------------------------------------------------------
     def on_receive(self, model: Model, client: Client) -> None:
@@ -130,7 +128,7 @@ class RoFL(Method):
         kept = small_loss(F.cross_entropy(logits, y, reduction="none"), count)
         confident = nearest(fixed, centroids) == y
         labels = y
-        if client.round >= self.given_rounds(client.terms):
+        if client.round >= self.warmup(client.terms):
             labels = torch.where(confident, y, client.state["predicted"][batch.index])
         client.state["clean"][batch.index] = kept & confident
         client.state["labels"][batch.index] = torch.where(kept, labels, -1)
@@ -144,7 +142,7 @@ class RoFL(Method):
 
     def pull_weight(self, client: Client) -> float:
         """λ_cen(t)."""
-        return self.centroid_weight * linear_ramp(client.round, 0, self.given_rounds(client.terms))
+        return self.centroid_weight * linear_ramp(client.round, 0, self.warmup(client.terms))
 
     def upload(self, model: Model, client: Client) -> Mapping[str, Any]:
         """The client's centroids."""
