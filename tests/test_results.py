@@ -214,6 +214,25 @@ def test_an_archive_without_rounds_says_so(theirs, tmp_path):
     assert told.endswith(": it has no rounds.jsonl)")
 
 
+def with_factor(members, name, factor):
+    """The archive of one run with one number of its summary multiplied."""
+    (path,) = (path for path in members if path.endswith("run.json"))
+    record = json.loads(members[path])
+    record["summary"][name] *= factor
+    return {**members, path: json.dumps(record).encode()}
+
+
+@pytest.mark.parametrize(("difference", "code"), [(5e-10, 0), (5e-9, 2)])
+@pytest.mark.parametrize("name", ["last10", "best", "final", "seconds"])
+def test_a_summary_may_differ_from_its_rounds_only_in_the_last_digits(name, difference, code, tmp_path):
+    write_run(tmp_path / "theirs", accuracy=41.7, all_rounds=True)
+    file = export(tmp_path / "theirs", tmp_path / "one.zip")
+    rewritten(file, lambda members: with_factor(members, name, 1 + difference))
+    done = flnl("results", "import", file, "--out", tmp_path / "mine")
+    assert done.code == code
+    assert any(f"summary.{name} is " in line for line in done.errors) == (code == 2)
+
+
 def npz(**arrays):
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
