@@ -170,6 +170,29 @@ def test_a_run_records_the_changed_hyper_parameters(tmp_path):
 
 
 # -- files that cannot be imported -------------------------------------------------------------------
+def with_factor(file, name, factor):
+    """Multiply one number of the summary of the only run of an archive."""
+    with zipfile.ZipFile(file) as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    (path,) = (path for path in members if path.endswith("run.json"))
+    record = json.loads(members[path])
+    record["summary"][name] *= factor
+    with zipfile.ZipFile(file, "w") as archive:
+        for member, data in {**members, path: json.dumps(record).encode()}.items():
+            archive.writestr(member, data)
+
+
+@pytest.mark.parametrize(("difference", "code"), [(5e-10, 0), (5e-9, 2)])
+@pytest.mark.parametrize("name", ["last10", "best", "final", "seconds"])
+def test_a_summary_may_differ_from_its_rounds_only_in_the_last_digits(name, difference, code, tmp_path):
+    write_run(tmp_path / "theirs", accuracy=41.7, all_rounds=True)
+    file = export(tmp_path / "theirs", tmp_path / "one.zip")
+    with_factor(file, name, 1 + difference)
+    done = flnl("results", "import", file, "--out", tmp_path / "mine")
+    assert done.code == code
+    assert any(f"summary.{name} is " in line for line in done.errors) == (code == 2)
+
+
 def test_a_missing_file_is_named(tmp_path):
     done = flnl("results", "import", tmp_path / "none.zip")
     assert (done.code, done.errors[-1]) == (2, f"flnl-bench: there is no file {tmp_path / 'none.zip'}")
