@@ -11,27 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flnl_bench.config import NUMBERS_VERSION, int_if_integral, key_of, written
+from flnl_bench.declarations import declaration
 from flnl_bench.leaderboards.runs import FinishedRun
 
-METHODS = (
-    "fedavg",
-    "fedavg/strong",
-    "fedprox",
-    "fl-coteaching",
-    "fl-dividemix",
-    "fedcorr",
-    "fednoro",
-    "feddiv",
-    "fedfixer",
-    "fedgr",
-)
 NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")
 SETTINGS = ("clean", *NOISY)
 
 
-def method_key(name: str) -> tuple[int, str]:
-    """Sorts the known methods as in the paper, then the others and the variants by name."""
-    return (METHODS.index(name) if name in METHODS else len(METHODS), name)
+def method_key(name: str) -> tuple[float, str]:
+    """Sorts methods by their declared place (the packs declare the paper's order), then by name."""
+    return declaration(name).place, name
 
 
 def setting_key(name: str) -> tuple[int, int, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flnl_bench.declarations import declaration
 from flnl_bench.engine.ledger import PER
 from flnl_bench.leaderboards.comparability import NOISY
 from flnl_bench.leaderboards.cost import COLUMNS
 from flnl_bench.leaderboards.metrics import METRICS
-from flnl_bench.leaderboards.paper import FORMULAS, paper_average, paper_cells, protocols, unlike_paper
+from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols, unlike_paper
 from flnl_bench.leaderboards.table import Cell, Row, Table, marks
 from flnl_bench.results.run_record import LAST
 
@@ -126,7 +127,7 @@ def cost_sheet(table: Table, *, paper: bool = False) -> Sheet:
     for row in table.rows:
         numbers = [*row.cost.numbers.values(), *row.cost.sent_per.values()]
         entries = [Entry("" if value is None else f"{value:.4g}") for value in numbers]
-        formula = [Entry(FORMULAS.get(row.method, ""))] if paper else []
+        formula = [Entry(declaration(row.method).paper_cost)] if paper else []
         rows.append(SheetRow(row.label, [*entries, *formula]))
     about = [
         "Measured cost, mean over all settings and seeds: megabytes (10⁶ bytes) for a client of a round, "
