@@ -187,7 +187,8 @@ def check_seeds(seeds: Any) -> list[int]:
     is_list = isinstance(seeds, Iterable) and not isinstance(seeds, str) and getattr(seeds, "ndim", 1) > 0
     checked = [check_seed(seed) for seed in seeds] if is_list else []
     fits = 0 < len(checked) == len({*checked})
-    require(fits, "seeds", repr(seeds), "a list of whole numbers, none of them twice")
+    given = checked if is_list else seeds
+    require(fits, "seeds", repr(given), "a list of whole numbers, none of them twice")
     return checked
 
 

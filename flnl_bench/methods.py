@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench import plugin_files
 from flnl_bench.errors import BadInput, nearest, one_line, unknown
+from flnl_bench.ranges import ranges_of
 from flnl_bench.registry import METHODS_HOOK, Plugins, Registry, Source, installed, use_plugin_files
 
 if TYPE_CHECKING:
@@ -233,6 +234,8 @@ def _check_hyperparameters(cls: type[Method]) -> None:
             raise BadInput(f"hyper-parameter {key!r} is annotated {kind_name(kind)}, but may be {KINDS}")
         if defaults[key] is dataclasses.MISSING:
             raise BadInput(f"hyper-parameter {key!r} has no default")
+        if key in ranges_of(cls) and _base(kind) not in (int, float):
+            raise BadInput(f"hyper-parameter {key!r} has a range, but is {kind_name(kind)}")
     _check_values(cls, defaults, "its defaults")
 
 
@@ -251,6 +254,7 @@ def check_hooks(cls: type[Method]) -> None:
     from flnl_bench.api import Method
 
     hooks = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
+    hooks.discard("warmup")  # it changes no number, and a method may have a `warm_up` of its own
     for parent in cls.__mro__[: cls.__mro__.index(Method)]:
         for name, value in vars(parent).items():
             near = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)

@@ -64,8 +64,8 @@ def rounds_of(run_dir) -> list[dict]:
 
 
 def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
-    """The same, but stopped by a signal when a round is finished."""
-    play = Runner.run
+    """Run a command that a signal stops when a round is finished."""
+    run = Runner.run
 
     def stopping(self, *, fresh, progress):
         def watch(row):
@@ -73,7 +73,7 @@ def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
             if row["round"] + 1 == number:
                 signal.raise_signal(by)
 
-        return play(self, fresh=fresh, progress=watch)
+        return run(self, fresh=fresh, progress=watch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "run", stopping)

@@ -11,7 +11,7 @@ TINY = "[training]\nsamples = 200\nclients = 4\nfraction = 0.5\nrounds = 2\nepoc
 
 
 def grid_of(text, tmp_path):
-    """The runs of a suite file with this text."""
+    """Return the planned runs of a suite file with this text."""
     file = tmp_path / "it.toml"
     file.write_text(text)
     return make_grid(read_suite(file), out=tmp_path)

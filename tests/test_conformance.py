@@ -17,7 +17,16 @@ from flnl_more.robust_losses import ELR, GCE, SCE
 from flnl_more.selfie import Selfie
 
 from flnl_bench import Method
-from flnl_bench.testing import check_blind, check_isolated, check_resumes, parametrize_with_checks
+from flnl_bench.methods import default_methods
+from flnl_bench.testing import (
+    check_blind,
+    check_isolated,
+    check_resumes,
+    check_warmup,
+    parametrize_with_checks,
+    toy_engine,
+)
+from flnl_bench.testing.plugin_entries import CannotTell
 
 METHODS = [
     FedAvg,
@@ -64,6 +73,41 @@ def test_conformance(check):
 @parametrize_with_checks(ALIKE)
 def test_conformance_of_methods_like_others(check):
     check()
+
+
+class Late(FedAvg):
+    """Its warm-up lasts a number of rounds, however few there are."""
+
+    name = "late"
+
+    def warmup(self, terms):
+        return 10
+
+
+class Older(FedAvg):
+    """A method of API 1 with another `warmup`."""
+
+    name = "older"
+    warmup: int = 5
+
+
+def test_a_warm_up_that_outlasts_the_checks_is_told():
+    check_warmup(FedGR())
+    with pytest.raises(CannotTell, match="lasts 10 of 6 rounds"):
+        check_warmup(Late())
+    with pytest.raises(CannotTell, match="is no hook of it"):
+        check_warmup(Older())
+
+
+def test_every_warm_up_is_declared_in_rounds():
+    terms = toy_engine(FedAvg()).terms
+    lasting = {
+        name for name in default_methods().methods if default_methods().make(name, {}, {}).warmup(terms) > 0
+    }
+    assert lasting == {
+        *("fl-coteaching", "fl-dividemix", "fedcorr", "fednoro", "feddiv", "fedfixer", "fedgr"),
+        *("fedrn", "fedlsr", "rofl", "fedelc", "jointopt", "selfie"),
+    }
 
 
 def test_the_kit_catches_state_on_the_class():

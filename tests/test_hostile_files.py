@@ -21,7 +21,6 @@ from flnl_bench.methods import default_methods, parse_value
 from flnl_bench.results.run_record import read_record
 from flnl_bench.running.presets import load_preset
 from flnl_bench.scenario import check_dataset, draw_scenario, load_scenario, save_scenario
-from flnl_bench.suite.progress import Board
 from flnl_bench.testing import toy_dataset
 
 
@@ -371,15 +370,6 @@ def test_a_suite_that_cannot_write_to_its_folder_is_bad_input(tmp_path):
     done = flnl("suite", tmp_path / "it.toml", "--out", tmp_path / "file")
     assert done.code == 2
     assert f"cannot write to {tmp_path / 'file'}" in done.errors[-1]
-
-
-def test_a_suite_says_whose_claim_it_waits_for(tmp_path):
-    (item,) = grid_of(GOOD + TINY, tmp_path)
-    item.folder.path.mkdir(parents=True)
-    about = {"host": "elsewhere", "pid": 7, "token": "theirs"}
-    (item.folder.path / ".claim").write_text(json.dumps(about))
-    (told,) = Board.of([item]).warnings
-    assert "process 7 on elsewhere is working on" in told
 
 
 @pytest.mark.parametrize("data", ["[" * 100 + "]" * 100, "NaN", "-Infinity", "1e999", "1" * 31, "[" * 10**5])

@@ -78,7 +78,7 @@ def test_the_layout_in_memory_and_the_size_of_chunks_change_no_digest(monkeypatc
     images = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 4), dtype=np.uint8)
     plain = hash_images([images])
     assert hash_images([np.asfortranarray(images)]) == plain
-    monkeypatch.setattr(image_digest, "CHUNK", 2 * images[0].nbytes)
+    monkeypatch.setattr(image_digest, "HASHED_AT_ONCE", 2 * images[0].nbytes)
     assert hash_images([images]) == plain
 
 

@@ -1,4 +1,4 @@
-"""The memorisation experiment: the same labels at one place and at clients, and what is seen of it."""
+"""The memorisation experiment: the same labels in one place and at clients, and its measurements."""
 
 import csv
 import json
@@ -38,8 +38,8 @@ def seen(tmp_path_factory):
     )
 
 
-# -- what is compared --------------------------------------------------------------------------------
-def test_all_data_at_one_place_are_the_same_data_in_batches_of_a_whole_round():
+# -- the two trainings -------------------------------------------------------------------------------
+def test_the_centralised_model_has_the_same_data_in_batches_of_a_whole_round():
     training = Training("tiny-cnn", 3, 0.7, 5, 2, 16, 0.1, 0.5, 0.0)
     scenario, alone = centralise(WORLD, training)
     assert (alone.clients, alone.fraction, alone.batch_size, alone.epochs) == (1, 1.0, 2 * 16, 2)
@@ -69,7 +69,7 @@ def _call():
 
 
 def test_the_papers_grid_has_its_batches():
-    cases = make_cases("paper", [1], {})
+    cases = make_cases("paper", [1], {}, "cpu")
     assert len(cases) == 12 + 8
     ten = [case for case in cases if case.training.clients == 10]
     batches = {case.training.fraction: centralise(WORLD, case.training)[1].batch_size for case in ten}
@@ -78,7 +78,7 @@ def test_the_papers_grid_has_its_batches():
     assert {case.training.rounds for case in cases} == {200}
 
 
-# -- what is seen ------------------------------------------------------------------------------------
+# -- the measurements --------------------------------------------------------------------------------
 def test_every_round_has_every_model_and_every_client_that_trained(seen):
     frame = seen.frame
     assert set(frame.partition) == {"iid", "dir-1.0"}
@@ -130,38 +130,30 @@ def test_the_file_has_what_was_returned(seen):
     assert [row["model"] for row in rows] == seen.frame.model.tolist()
 
 
-def test_a_finished_case_is_found_and_a_torn_one_is_trained_again(seen):
+def test_a_finished_case_is_read_and_a_torn_one_is_trained_again(seen):
     options = {"partition": "iid", "setting": "sym-1.0:0.3-0.5", "fraction": 0.5, "device": "cpu", **SMALL}
-    played, before = [], _read_csv(seen.folder)
-    again = observe_memorization(out=seen.folder, progress=lambda *told: played.append(told), **options)
-    assert not played
+    trained, before = [], _read_csv(seen.folder)
+    again = observe_memorization(out=seen.folder, progress=lambda *round: trained.append(round), **options)
+    assert not trained
     iid = [row for row in seen.rows if row["partition"] == "iid"]
     assert again.rows == iid
     assert _read_csv(seen.folder) == [row for row in before if row["partition"] == "iid"]  # of this call
     (file,) = seen.folder.glob("digits-iid-*.json")
     file.write_text(file.read_text()[:100])
-    again = observe_memorization(out=seen.folder, progress=lambda *told: played.append(told), **options)
-    assert len(played) == 2 * 2
+    again = observe_memorization(out=seen.folder, progress=lambda *round: trained.append(round), **options)
+    assert len(trained) == 2 * 2
     assert again.rows == iid  # the same numbers
     assert len(json.loads(file.read_text())["rows"]) == len(iid)
 
 
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [("memorised", "abc"), ("round", None), ("model", "other"), ("client", "x"), ("more", 1)],
-)
-def test_a_case_whose_rows_are_not_ours_is_trained_again(tmp_path, part, value):
-    options = {"partition": "iid", "out": tmp_path, "device": "cpu", **SMALL, "rounds": 1}
-    seen = observe_memorization(**options)
-    (file,) = tmp_path.glob("*.json")
-    content = json.loads(file.read_text())
-    content["rows"][0][part] = value
-    file.write_text(json.dumps(content))
-    assert observe_memorization(**options).rows == seen.rows
-    assert json.loads(file.read_text()) != content
+def test_a_case_that_is_measured_at_other_rounds_has_a_file_of_its_own(seen):
+    options = {"partition": "iid", "setting": "sym-1.0:0.3-0.5", "fraction": 0.5, "device": "cpu", **SMALL}
+    rare = observe_memorization(out=seen.folder, every=2, **options)
+    assert set(rare.frame["round"]) == {1}
+    assert set(observe_memorization(out=seen.folder, **options).frame["round"]) == {0, 1}
 
 
-def test_a_setting_with_the_path_of_a_file_has_a_file_of_its_own(tmp_path):
+def test_the_path_in_a_setting_is_no_path_of_the_file(tmp_path):
     np.savetxt(tmp_path / "T.csv", np.full((10, 10), 0.1), delimiter=",")
     setting = f"matrix-1.0,file={tmp_path / 'T.csv'}"
     seen = observe_memorization(
@@ -178,21 +170,21 @@ def test_a_setting_with_the_path_of_a_file_has_a_file_of_its_own(tmp_path):
 @pytest.mark.parametrize("out", ["taken", "taken/o"])
 def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, out):
     (tmp_path / "taken").write_text("mine")
-    played = []
+    trained = []
     with pytest.raises(fb.BadInput, match=f"cannot write to .*{out}: "):
         observe_memorization(
             partition="iid",
             out=tmp_path / out,
             device="cpu",
-            progress=lambda *told: played.append(told),
+            progress=lambda *round: trained.append(round),
             **SMALL,
         )
-    assert not played
+    assert not trained
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_the_summary_is_over_the_last_ten_looks():
-    about = {
+def test_the_summary_is_over_the_last_ten_measured_rounds():
+    values = {
         "case": "c",
         "dataset": "d",
         "partition": "p",
@@ -202,7 +194,7 @@ def test_the_summary_is_over_the_last_ten_looks():
         "epochs": 1,
     }
     rows = [
-        {**about, "seed": 1, "model": model, "round": n, "client": None, "memorised": value, "accuracy": n}
+        {**values, "seed": 1, "model": model, "round": n, "client": None, "memorised": value, "accuracy": n}
         for n in range(12)
         for model, value in (("global", 10.0 * (n >= 2)), ("local", None if n % 2 else 4.0))
     ]
@@ -213,7 +205,7 @@ def test_the_summary_is_over_the_last_ten_looks():
 
 
 # -- the picture -------------------------------------------------------------------------------------
-def test_the_picture_draws_what_was_seen(seen):
+def test_the_picture_draws_the_measurements(seen):
     figure = plots.observed_memorization(seen)
     frame = seen.frame
     for axis, (number, partition) in zip(
@@ -243,7 +235,7 @@ def test_the_command_writes_data_and_picture_and_prints_the_summary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--preset", "quik"], "unknown preset 'quik'; did you mean 'quick'?"),
         (["--setting", "clean"], "setting 'clean' has no wrong labels that could be memorised"),
@@ -256,10 +248,10 @@ def test_the_command_writes_data_and_picture_and_prints_the_summary(tmp_path):
         (["--training", "nope=2"], "unknown value of the protocol 'nope'"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, words, told):
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     done = flnl("observe", "memorization", *words)
     assert done.code == 2
     assert len(done.errors) == 1
-    assert told in done.errors[0]
+    assert message in done.errors[0]
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from flnl_bench import plugin_files, registry
 from flnl_bench.methods import default_methods
 from flnl_bench.results import provenance
 from flnl_bench.suite.grid import make_grid
-from flnl_bench.suite.scheduler import Job, job_of, work
+from flnl_bench.suite.scheduler import work, work_arguments
 from flnl_bench.suite.suite_file import make_suite
 
 METHOD = '''
@@ -151,16 +151,16 @@ def test_worker_processes_know_the_file(tmp_path, write):
     assert rounds_of(alone.json["run_dir"]) == rounds_of(shared.json["run_dir"])
 
 
-def test_a_job_carries_the_files_to_machines_that_do_not_know_them(tmp_path, write, monkeypatch):
+def test_a_suite_hands_the_files_to_workers_on_machines_that_do_not_know_them(tmp_path, write, monkeypatch):
     fb.load_plugin(write())
     small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 100}
     grid = {"methods": ["mine"], "settings": ["clean"], "training": small}
-    (item,) = make_grid(make_suite(grid), out=tmp_path / "runs")
-    job = job_of(item, retry_failed=False)
-    assert job.plugins == (tmp_path / "mine.py",)
+    (planned,) = make_grid(make_suite(grid), out=tmp_path / "runs")
+    arguments = work_arguments(planned, retry_failed=False)
+    assert arguments[2] == [tmp_path / "mine.py"]
     monkeypatch.setenv(plugin_files.VARIABLE, "")
-    assert "unknown method" in work(Job(job.request, job.folder)).error
-    assert work(job).status == "done"
+    assert "unknown method" in work(planned).error
+    assert work(*arguments).status == "done"
 
 
 # -- the code of a run -------------------------------------------------------------------------------

@@ -9,14 +9,18 @@ import pytest
 from command_line import flnl
 from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
+from synthetic_runs import round_row, write_run
 
-from flnl_bench.cli.suite_view import picture
+from flnl_bench.cli.suite_view import live_table
 from flnl_bench.data import DATASETS
-from flnl_bench.running.resolve import Request, configure, prepare
+from flnl_bench.results.run_record import read_record
+from flnl_bench.running.options import RunOptions
+from flnl_bench.running.resolve import configure, prepare
+from flnl_bench.suite import estimate as estimates
 from flnl_bench.suite import ray as on_ray
 from flnl_bench.suite.grid import fedavg_samples, make_grid
-from flnl_bench.suite.progress import Board, RunStatus
-from flnl_bench.suite.ray import cpus_of, room
+from flnl_bench.suite.progress import Progress, SuiteProgress, changed_code
+from flnl_bench.suite.ray import capacity, cpus_of
 from flnl_bench.suite.suite_file import read_suite
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
@@ -76,7 +80,7 @@ def test_the_example_of_the_documentation_is_a_suite(tmp_path):
 
 # -- the grid ----------------------------------------------------------------------------------------
 def test_sweeps_are_products_and_ablations_are_single_combinations(tmp_path):
-    items = grid_of(
+    plans = grid_of(
         """
         settings = ["clean"]
         [ablations.gentle]
@@ -88,16 +92,16 @@ def test_sweeps_are_products_and_ablations_are_single_combinations(tmp_path):
         """,
         tmp_path,
     )
-    assert [item.label for item in items] == [
+    assert [planned.label for planned in plans] == [
         "fedgr [gentle]",
         "fedgr",
         "fedgr temperature=1",
         "fedgr lambda_b=2",
         "fedgr lambda_b=2, temperature=1",
     ]
-    assert [item.request.label for item in items] == ["fedgr [gentle]", None, None, None, None]
-    assert items[0].config.hyperparameters["refine"] is False
-    assert items[4].config.hyperparameters["temperature"] == 1.0
+    assert [planned.options.label for planned in plans] == ["fedgr [gentle]", None, None, None, None]
+    assert plans[0].config.hyperparameters["refine"] is False
+    assert plans[4].config.hyperparameters["temperature"] == 1.0
 
 
 def test_the_same_run_asked_for_twice_is_one_run(tmp_path):
@@ -108,7 +112,7 @@ def test_the_same_run_asked_for_twice_is_one_run(tmp_path):
         method = "fedprox"
         set = { mu = [1.0, 0.1] }
         """
-    assert [item.label for item in grid_of(text, tmp_path)] == ["fedprox", "fedprox mu=0.1"]
+    assert [planned.label for planned in grid_of(text, tmp_path)] == ["fedprox", "fedprox mu=0.1"]
 
 
 def test_values_of_a_method_reach_its_variants_but_do_not_undo_them(tmp_path):
@@ -119,15 +123,15 @@ def test_values_of_a_method_reach_its_variants_but_do_not_undo_them(tmp_path):
         lambda_b = 2.0
         lambda_r = 0.3
         """
-    whole, without = (item.config.hyperparameters for item in grid_of(text, tmp_path))
+    whole, without = (planned.config.hyperparameters for planned in grid_of(text, tmp_path))
     assert (whole["lambda_b"], whole["lambda_r"]) == (2.0, 0.3)
     assert (without["lambda_b"], without["lambda_r"]) == (0.0, 0.3)
 
 
 def test_presets_are_an_axis_and_one_of_them_may_be_given_alone(tmp_path):
     both = grid_of(GOOD + 'presets = ["quick", "paper"]\ndatasets = ["cifar10"]', tmp_path)
-    assert [item.config.preset for item in both] == ["quick", "paper"]
-    assert [item.title for item in both] == [
+    assert [planned.config.preset for planned in both] == ["quick", "paper"]
+    assert [planned.title for planned in both] == [
         "fedavg · cifar10 · iid · clean · s1",
         "fedavg · cifar10 · iid · clean · paper · s1",
     ]
@@ -136,8 +140,8 @@ def test_presets_are_an_axis_and_one_of_them_may_be_given_alone(tmp_path):
 
 
 def test_the_first_seed_of_everything_comes_first(tmp_path):
-    items = grid_of('settings = ["clean", "sym-1.0"]\nmethods = ["fedavg"]\nseeds = [1, 2]', tmp_path)
-    assert [item.config.seed for item in items] == [1, 1, 2, 2]
+    plans = grid_of('settings = ["clean", "sym-1.0"]\nmethods = ["fedavg"]\nseeds = [1, 2]', tmp_path)
+    assert [planned.config.seed for planned in plans] == [1, 1, 2, 2]
 
 
 def test_the_folder_of_a_run_is_known_without_its_data(tmp_path):
@@ -145,40 +149,35 @@ def test_the_folder_of_a_run_is_known_without_its_data(tmp_path):
     np.savez(tmp_path / "own.npz", **arrays, test_x=arrays["train_x"], test_y=arrays["train_y"])
     for dataset in ("digits", f"npz:{tmp_path}/./own.npz"):
         training = {"model": "tiny-cnn", "clients": 2}
-        request = Request("fedgr/no-ema", "sym-1", dataset, "dir-1", training=training, device="cpu")
-        assert configure(request)[0] == prepare(request).config
+        options = RunOptions("fedgr/no-ema", "sym-1", dataset, "dir-1", training=training, device="cpu")
+        assert configure(options)[0] == prepare(options).config
 
 
 def test_the_cost_is_that_of_fedavg(tmp_path):
-    (item,) = grid_of(f'settings = ["clean"]\nmethods = ["fedavg"]\n{TINY}', tmp_path)
-    assert fedavg_samples(item.config) == 2 * 2 * 50 * 1  # rounds, clients of a round, samples, epochs
-    record = flnl("run", *_as_options(item), "--json").json
+    (planned,) = grid_of(f'settings = ["clean"]\nmethods = ["fedavg"]\n{TINY}', tmp_path)
+    assert fedavg_samples(planned.config) == 2 * 2 * 50 * 1  # rounds, clients per round, samples, epochs
+    record = flnl("run", *_as_options(planned), "--json").json
     assert record["forward"] == record["backward"] == 200
-    assert DATASETS["digits"].train_images == len(prepare(item.request).dataset.train_y)
+    assert DATASETS["digits"].train_images == len(prepare(planned.options).dataset.train_y)
 
 
-def _as_options(item):
-    training = item.request.training
-    pairs = [(f"--{key}", value) for key, value in training.items()]
-    asked = [
-        ("--method", item.config.method),
-        ("--setting", item.config.setting),
-        ("--out", item.request.out),
-    ]
-    return [part for pair in [*pairs, *asked] for part in pair]
+def _as_options(planned):
+    options = planned.options
+    values = {**options.training, "method": options.method, "setting": options.setting, "out": options.out}
+    return [part for name, value in values.items() for part in (f"--{name}", value)]
 
 
 # -- dry run -----------------------------------------------------------------------------------------
-def test_a_dry_run_tells_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("flnl_bench.suite.estimate.PROBE", 0.0)  # one step is enough here
-    monkeypatch.setattr("flnl_bench.suite.estimate.BATCH", 2)
+def test_a_dry_run_prints_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnl_bench.suite.estimate.PROBE_SECONDS", 0.0)  # one step is enough here
+    monkeypatch.setattr("flnl_bench.suite.estimate.PROBE_BATCH", 2)
     out = tmp_path / "runs"
     plan = flnl("suite", BENCHMARKS / "paper-cifar10.toml", "--dry-run", "--json", "--out", out).json
     assert plan["counts"] == {"done": 0, "running": 0, "waiting": 378, "failed": 0}
     # 500 rounds × 10 clients × 500 samples × 10 epochs, 378 times
     assert plan["fedavg_samples"] == 378 * 500 * 10 * 500 * 10
     text = flnl("suite", BENCHMARKS / "paper-cifar10.toml", "--dry-run", "--out", out).out
-    for word in (*NINE, "dir-0.3", "378", "9.4 G", "as FedAvg would take"):
+    for word in (*NINE, "dir-0.3", "378", "9.4 G", "of FedAvg"):
         assert word in text
     assert not out.exists()
 
@@ -187,12 +186,13 @@ def test_a_dry_run_tells_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch)
 def test_the_live_table_fits_a_small_terminal(tmp_path):
     seeds = ", ".join(map(str, range(30)))
     text = f'settings = ["clean"]\nseeds = [{seeds}]\n[ablations.gentle]\nmethod = "fedgr"\n'
-    items = grid_of(text + "set = { lambda_b = 0.5 }", tmp_path)
-    broken = RunStatus("failed", 3, 12.5, 60.0, "RuntimeError: " + "long " * 20)
-    states = [broken, RunStatus("running", 4, 50.0, 60.0), *[RunStatus("waiting")] * 28]
-    board = Board(dict(zip(items, states, strict=True)))
+    plans = grid_of(text + "set = { lambda_b = 0.5 }", tmp_path)
+    broken = Progress("failed", last_round=round_row(2, 12.5), error="RuntimeError: " + "long " * 20)
+    running = Progress("running", last_round=round_row(3, 50.0))
+    states = [broken, running, *[Progress("waiting")] * 28]
+    suite = SuiteProgress(dict(zip(plans, states, strict=True)))
     console = Console(file=io.StringIO(), width=80, height=24, markup=False)
-    console.print(picture(board, console.height))
+    console.print(live_table(suite, console.height))
     lines = console.file.getvalue().splitlines()
     assert len(lines) <= 23
     assert "0 done · 1 running · 28 waiting · 1 failed" in lines[-1]
@@ -203,17 +203,44 @@ def test_the_live_table_fits_a_small_terminal(tmp_path):
     assert "…" in failed
 
 
-# -- room --------------------------------------------------------------------------------------------
+# -- how long a suite will take ----------------------------------------------------------------------
+def test_the_time_of_a_suite_is_known_from_finished_runs(tmp_path):
+    write_run(tmp_path, setting="clean", training={"rounds": 4})  # each of half a second
+    plans = grid_of(GOOD + "[training]\nrounds = 8\n", tmp_path)
+    time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path, jobs=2)
+    assert time_left.seconds == pytest.approx(4.0)
+    assert time_left.source == f"1 finished run in {tmp_path}"
+
+
+def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "_probe", lambda config: 0.001)
+    plans = grid_of(GOOD + TINY, tmp_path)
+    time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path / "none", jobs=2)
+    assert time_left.seconds == pytest.approx(0.001 * 2 * 2 * 50)  # rounds, clients, samples
+    assert "probe" in time_left.source
+
+
+# -- changed code ------------------------------------------------------------------------------------
+def test_a_suite_warns_about_runs_that_other_code_has_made(tmp_path, monkeypatch):
+    old, new = (read_record(write_run(tmp_path / source, source=source)) for source in ("old", "new"))
+    plans = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\nseeds = [1, 2, 3]', tmp_path)
+    runs = dict(zip(plans, [Progress("done", old), Progress("done", new), Progress("waiting")], strict=True))
+    monkeypatch.setattr("flnl_bench.results.provenance.code_digests", lambda *_: {"method": "new"})
+    (warning,) = changed_code(runs)
+    assert warning.startswith("the code of fedavg has changed since 1 of the runs were started")
+
+
+# -- capacity ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("jobs", "cpus", "expected"), [(1, 2.0, 2), (3, 1.0, 3), (4, 0.5, 2), (1, 0.0, 1), (3, 1.5, 5)]
 )
-def test_a_ray_cluster_of_its_own_has_room_for_the_jobs(jobs, cpus, expected):
+def test_all_jobs_fit_on_a_ray_cluster_that_the_suite_starts(jobs, cpus, expected):
     assert cpus_of(jobs, cpus) == expected
     assert cpus_of(None, 1000.0) == 1000
 
 
 class NoRay:
-    """Ray without a cluster; what it is asked for is kept."""
+    """Ray without a cluster, which keeps the options that it is given."""
 
     def __init__(self):
         self.started, self.options = {}, {}
@@ -234,19 +261,19 @@ class NoRay:
         return [], []
 
 
-def test_ray_gets_room_for_a_run_repeats_nothing_itself_and_is_not_asked_without_pause(monkeypatch):
+def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_has_no_task(monkeypatch):
     ray, pauses = NoRay(), []
     monkeypatch.setattr(on_ray, "_import_ray", lambda: ray)
     monkeypatch.setattr(on_ray.time, "sleep", pauses.append)
-    executor = on_ray.RayLauncher(1, cpus=2.0)
-    assert (ray.started["num_cpus"], ray.options["max_retries"], executor.room) == (2, 0, 1)
-    assert executor.wait() == []
-    assert pauses == [executor.tick]
+    launcher = on_ray.RayLauncher(1, cpus=2.0)
+    assert (ray.started["num_cpus"], ray.options["max_retries"], launcher.capacity) == (2, 0, 1)
+    assert launcher.wait() == []
+    assert pauses == [launcher.tick]
 
 
 @pytest.mark.parametrize(
     ("jobs", "cpus", "gpus", "expected"),
     [(None, 1.0, 0.0, 16), (4, 1.0, 0.0, 4), (None, 2.0, 0.5, 4), (None, 32.0, 0.0, 1), (3, 0.0, 0.0, 3)],
 )
-def test_the_room_of_a_ray_cluster_is_its_own_not_that_of_this_machine(jobs, cpus, gpus, expected):
-    assert room({"CPU": 16.0, "GPU": 2.0}, jobs, cpus, gpus) == expected
+def test_the_capacity_of_a_ray_cluster_comes_from_its_cpus_and_gpus(jobs, cpus, gpus, expected):
+    assert capacity({"CPU": 16.0, "GPU": 2.0}, jobs, cpus, gpus) == expected

@@ -44,7 +44,7 @@ def local(suite_file, tmp_path):
 
 
 def kill_a_worker(process, out):
-    """End the first process that has claimed a run and has two rounds of it, so a checkpoint of one."""
+    """Kill the first process that has two rounds of a run, and so a checkpoint."""
     while True:
         assert process.poll() is None
         for claim in out.rglob(".claim"):

@@ -19,15 +19,16 @@ from suite_grids import BENCHMARKS, GOOD
         ('methods = ["fedavg"]', "settings must be given"),
         (GOOD.replace('["clean"]', '"clean"'), "settings must be a list of names"),
         ('settings = ["clean"]', "methods must be given, unless there are ablations or sweeps"),
+        ('settings = ["clean"]\nmethods = ["fedavg", "fedavg"]', "but 'fedavg' is there twice"),
         (GOOD + 'partitions = ["idd"]', "did you mean 'iid'?"),
         (GOOD + 'datasets = ["cifar1"]', "did you mean 'cifar10'?"),
         (GOOD + 'preset = "quik"', "did you mean 'quick'?"),
         (GOOD + 'preset = "quick"\npresets = ["paper"]', "preset must be left out where presets are given"),
         (GOOD + 'presets = ["paper", "qick"]', "unknown preset 'qick'; did you mean 'quick'?"),
         (GOOD + "preset = 1", "preset must be a text"),
-        (GOOD + "seeds = [1, 1]", "seeds must be a list without repetition, but 1 is there twice"),
-        (GOOD + "seeds = [-1]", "seeds must be a list of whole numbers from 0"),
-        (GOOD + 'seeds = ["1"]', "seeds must be a list of whole numbers from 0"),
+        (GOOD + "seeds = [1, 1]", "seeds is [1, 1], but must be a list of whole numbers, none of them twice"),
+        (GOOD + "seeds = [-1]", "seed is -1, but must be a whole number from 0 to 2^63 - 1"),
+        (GOOD + 'seeds = ["1"]', "seed is '1', but must be a whole number from 0 to 2^63 - 1"),
         (GOOD + "[training]\nround = 2", "unknown key 'round' in [training]; did you mean 'rounds'?"),
         (GOOD + '[training]\nrounds = "2"', "training.rounds must be of type int, not '2'"),
         (GOOD + "[training]\nrounds = 0", "rounds is 0, but must be a whole number from 1"),
@@ -101,7 +102,7 @@ def test_a_missing_extra_is_named_with_its_installation(executor, module, tmp_pa
     ]
 
 
-def test_data_that_are_missing_are_told_before_anything_is_run(tmp_path):
+def test_missing_data_are_an_error_before_the_first_run(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(GOOD + f'datasets = ["npz:{tmp_path}/none.npz"]')
     done = flnl("suite", file, "--out", tmp_path / "runs")
@@ -126,7 +127,7 @@ NOT_OF_THESE_DATA = [
         *((text, expected, []) for text, expected in IMPOSSIBLE + NOT_OF_THESE_DATA),
     ],
 )
-def test_a_federation_that_cannot_be_made_is_told_before_anything_is_run(text, expected, more, tmp_path):
+def test_an_impossible_federation_is_an_error_before_the_first_run(text, expected, more, tmp_path):
     file = tmp_path / "impossible.toml"
     file.write_text(GOOD + text)
     done = flnl("suite", file, "--out", tmp_path / "runs", *more)

@@ -1,10 +1,12 @@
-"""Suites over processes: the numbers of single runs, whatever is killed, and nothing twice."""
+"""Suites over processes: the numbers of single runs, after any kill, and no run twice."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,8 +21,9 @@ from flnl_bench import Method
 from flnl_bench.methods import default_methods
 from flnl_bench.results.lock import claimed, owner
 from flnl_bench.running.resolve import prepare
-from flnl_bench.suite.grid import make_grid
-from flnl_bench.suite.scheduler import CHANGED, Outcome, job_of, work
+from flnl_bench.suite.grid import PlannedRun, make_grid
+from flnl_bench.suite.progress import progress_of
+from flnl_bench.suite.scheduler import CHANGED, WorkerReport, work, work_arguments
 from flnl_bench.suite.suite_file import read_suite
 
 SUITE = """
@@ -63,25 +66,25 @@ def whole(unbroken):
 
 
 class Inline:
-    """An executor without processes: those take seconds to start."""
+    """A launcher without processes, which would take seconds to start."""
 
     tick = 0.05
 
     def __init__(self, jobs, gpus, retry_failed):
         self.queue, self.retry_failed = deque(), retry_failed
 
-    def submit(self, items):
-        self.queue.extend(items)
+    def submit(self, plans):
+        self.queue.extend(plans)
 
     def wait(self):
         if not self.queue:
             time.sleep(self.tick)
             return []
-        item = self.queue.popleft()
-        return [(item, self.play(job_of(item, self.retry_failed)))]
+        planned = self.queue.popleft()
+        return [(planned, self.work(*work_arguments(planned, self.retry_failed)))]
 
-    def play(self, task):
-        return work(task)
+    def work(self, planned, retry_failed, plugin_files):
+        return work(planned, retry_failed, plugin_files)
 
     def stop(self):
         self.queue.clear()
@@ -89,17 +92,17 @@ class Inline:
 
 @pytest.fixture
 def inline(monkeypatch):
-    """`suite` plays its runs in this process."""
+    """Let `suite` run in this process."""
     monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
 
 
 def all_rounds(out):
-    """Rounds without times, by the run's folder below `out`."""
+    """Return rounds without times, by the run's folder below `out`."""
     return {str(file.parent.relative_to(out)): rounds_of(file.parent) for file in out.rglob("run.json")}
 
 
 def leaderboard(out):
-    """All digits of the table, and its notes; no paths and no times."""
+    """Return all digits of the table, and its notes; no paths and no times."""
     board = flnl("leaderboard", out, "--against", "fedavg", "--format", "json").json
     for row in (row for table in board["tables"] for row in table["rows"]):
         del row["cost"]["seconds"]
@@ -111,7 +114,7 @@ def records(out):
 
 
 def start(*arguments):
-    """`flnl-bench ARGUMENTS` in a process of its own."""
+    """Start `flnl-bench ARGUMENTS` in its own process."""
     command = [sys.executable, "-c", "from flnl_bench.cli import main; main()", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -121,19 +124,19 @@ def until(process, word):
     for line in process.stderr:
         if word in line:
             return
-    raise AssertionError(f"{word!r} was never said")
+    raise AssertionError(f"no line has {word!r}")
 
 
 def test_a_suite_has_the_numbers_of_single_runs(whole, tmp_path):
     training = ["--samples", 200, "--clients", 4, "--fraction", 0.5, "--rounds", 4, "--epochs", 1]
     for method in ("fedavg", "fedgr"):
         for setting in ("clean", "sym-1.0"):
-            asked = ["--method", method, "--setting", setting, "--seeds", "1,13", *training]
-            assert flnl("run", *asked, "--out", tmp_path).code == 0
+            options = ["--method", method, "--setting", setting, "--seeds", "1,13", *training]
+            assert flnl("run", *options, "--out", tmp_path).code == 0
     assert all_rounds(tmp_path) == whole
 
 
-# -- being killed ------------------------------------------------------------------------------------
+# -- kills and signals -------------------------------------------------------------------------------
 def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(
     unbroken, whole, suite_file, tmp_path, inline
 ):
@@ -143,17 +146,17 @@ def test_after_a_kill_only_missing_work_is_done_with_the_same_numbers(
     first.wait()
     finished = {path: record for path, record in records(tmp_path).items() if record["status"] == "done"}
     assert finished
-    # The workers of the dead suite may still be in their last round: it is waited for.
+    # The workers of the dead suite may still be in their last round: the next suite waits for them.
     assert flnl("suite", suite_file, "--out", tmp_path, "--json").json["counts"]["done"] == RUNS
     assert all_rounds(tmp_path) == whole
     assert leaderboard(tmp_path) == leaderboard(unbroken)
     after = records(tmp_path)
     assert {path: after[path] for path in finished} == finished
-    # Two workers were cut off: at most two runs were broken, and each goes on once.
+    # Two workers were killed: at most two runs were interrupted, and each resumes once.
     assert sum(record["resumed"] for record in after.values()) <= 2
 
 
-def test_two_suites_at_once_never_play_the_same_run(whole, suite_file, tmp_path, inline):
+def test_two_suites_at_once_never_run_the_same_run(whole, suite_file, tmp_path, inline):
     other = start("suite", suite_file, "--jobs", 1, "--out", tmp_path, "--json")
     while not list(tmp_path.rglob(".claim")):
         assert other.poll() is None
@@ -176,82 +179,82 @@ def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file,
     suite.send_signal(signal.SIGINT)
     lines = suite.communicate()[1].splitlines()
     assert suite.returncode == 130
-    assert "runs done; the same command goes on from there" in lines[-1]
+    assert "runs done; the same command resumes the suite" in lines[-1]
     assert not any(owner(path) for path in records(tmp_path))
     assert flnl("suite", suite_file, "--out", tmp_path).code == 0
     assert all_rounds(tmp_path) == whole
 
 
-def test_a_suite_hears_a_stop_that_a_library_swallows(suite_file, tmp_path, inline, monkeypatch):
-    def swallows(self, task):
-        outcome = work(task)
+def test_a_suite_stops_on_a_signal_that_a_library_swallows(suite_file, tmp_path, inline, monkeypatch):
+    def swallow(self, *arguments):
+        report = work(*arguments)
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        return outcome
+        return report
 
-    monkeypatch.setattr(Inline, "play", swallows)
+    monkeypatch.setattr(Inline, "work", swallow)
     done = flnl("suite", suite_file, "--out", tmp_path)
     assert done.code == 130
     assert f"interrupted with 1 of {RUNS} runs done" in done.errors[-1]
 
 
-# -- anew --------------------------------------------------------------------------------------------
+# -- fresh -------------------------------------------------------------------------------------------
 @pytest.fixture
 def counted(monkeypatch, suite_file, tmp_path, inline):
-    """A suite of four runs, its folder, and a list that grows by each run that is played."""
-    played = []
+    """A suite of four runs, its folder, and a list of the folders of all runs that a worker was given."""
+    folders = []
 
-    def play(self, task):
-        played.append(task.folder)
-        return work(task)
+    def count(self, planned, *arguments):
+        folders.append(planned.folder.path)
+        return work(planned, *arguments)
 
-    monkeypatch.setattr(Inline, "play", play)
+    monkeypatch.setattr(Inline, "work", count)
     file = tmp_path / "some.toml"
     file.write_text(SUITE.replace('["fedavg", "fedgr"]', '["fedavg"]'))
-    return file, tmp_path / "runs", played
+    return file, tmp_path / "runs", folders
 
 
-def test_a_fresh_suite_plays_all_its_runs_once_more_with_the_same_numbers(counted):
-    file, out, played = counted
+def test_a_fresh_suite_runs_all_its_runs_once_more_with_the_same_numbers(counted):
+    file, out, folders = counted
     assert flnl("suite", file, "--out", out).code == 0
     before = all_rounds(out)
     plan = flnl("suite", file, "--out", out, "--fresh", "--dry-run", "--json").json
     assert (plan["counts"]["waiting"], len(all_rounds(out))) == (4, 4)
     again = flnl("suite", file, "--out", out, "--fresh", "--json").json
     assert (again["counts"]["done"], again["done_before"]) == (4, 0)
-    assert Counter(played) == dict.fromkeys([out / name for name in before], 2)
+    assert Counter(folders) == dict.fromkeys([out / name for name in before], 2)
     assert all_rounds(out) == before
 
 
-def test_a_fresh_suite_that_was_stopped_goes_on_without_the_word(counted, monkeypatch):
-    file, out, played = counted
+def test_an_interrupted_fresh_suite_resumes_without_fresh(counted, monkeypatch):
+    file, out, folders = counted
     flnl("suite", file, "--out", out)
-    played.clear()
-    going_on = Inline.play
+    folders.clear()
+    continued = Inline.work
 
-    def stop_at_the_third(self, task):
-        if len(played) == 2:
+    def stop_at_the_third(self, *arguments):
+        if len(folders) == 2:
             raise KeyboardInterrupt
-        return going_on(self, task)
+        return continued(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Inline, "play", stop_at_the_third)
+        patch.setattr(Inline, "work", stop_at_the_third)
         stopped = flnl("suite", file, "--out", out, "--fresh")
     assert stopped.code == 130
-    assert "the same command without --fresh goes on from there" in stopped.errors[-1]
+    assert "the same command without --fresh resumes the suite" in stopped.errors[-1]
     done = flnl("suite", file, "--out", out, "--json").json
     assert (done["counts"]["done"], done["done_before"]) == (4, 2)
-    assert len(set(played)) == len(played) == 4
+    assert len(set(folders)) == len(folders) == 4
 
 
-def test_a_fresh_suite_takes_nothing_from_another_process(counted):
-    file, out, played = counted
+def test_a_fresh_suite_removes_no_run_of_another_process(counted):
+    file, out, folders = counted
     flnl("suite", file, "--out", out)
     before = all_rounds(out)
-    with claimed(played[-1]):
+    with claimed(folders[-1]):
         refused = flnl("suite", file, "--out", out, "--fresh")
     assert refused.code == 2
-    assert f"is working on {played[-1]}" in refused.errors[-1]
+    assert f"is working on {folders[-1]}" in refused.errors[-1]
     assert all_rounds(out) == before
 
 
@@ -278,7 +281,7 @@ def fragile(suite_file, tmp_path, monkeypatch, inline):
     return file, tmp_path / "runs"
 
 
-def test_a_failed_run_is_told_kept_and_tried_again_when_asked(fragile, monkeypatch):
+def test_a_failed_run_is_listed_and_kept_and_resumes_with_retry_failed(fragile, monkeypatch):
     file, out = fragile
     first = flnl("suite", file, "--out", out, "--json")
     outcome = json.loads(first.out)
@@ -303,11 +306,10 @@ def test_a_failed_run_is_told_kept_and_tried_again_when_asked(fragile, monkeypat
     assert rounds_of(run_dir) == rounds_of(outcome["runs"][1]["run_dir"])
 
 
-def test_a_run_whose_worker_is_lost_again_and_again_has_failed(fragile, monkeypatch):
+def test_a_run_fails_when_its_worker_is_lost_three_times(fragile, monkeypatch):
     file, out = fragile
-    monkeypatch.setattr(
-        Inline, "play", lambda self, task: Outcome("lost", "the worker ended with exit code -9")
-    )
+    lost = WorkerReport("lost", "the worker ended with exit code -9")
+    monkeypatch.setattr(Inline, "work", lambda self, *arguments: lost)
     done = flnl("suite", file, "--out", out)
     assert done.code == 1
     assert done.errors[-2] == (
@@ -316,35 +318,63 @@ def test_a_run_whose_worker_is_lost_again_and_again_has_failed(fragile, monkeypa
     )
 
 
-def test_losses_with_a_new_round_each_are_not_counted_together(fragile, monkeypatch):
-    """As of a job whose time limit is shorter than the run."""
+def test_losses_with_a_new_round_in_between_are_not_counted_together(fragile, monkeypatch):
+    """A job whose time limit is shorter than the run."""
     file, out = fragile
     file.write_text(file.read_text().replace('["fragile", "fedavg"]', '["fedavg"]'))
 
-    def play_one_round(self, task):
+    def run_one_round(self, planned, *_):
         def stop(row):
             if row["round"] == self.reached:
                 self.reached += 1
                 raise KeyboardInterrupt
 
-        prepare(task.request).play(progress=stop)
-
-    def play(self, task):
         try:
-            play_one_round(self, task)
+            prepare(planned.options).run(progress=stop)
         except KeyboardInterrupt:
-            return Outcome("lost", "time limit")
-        return Outcome("done")
+            return WorkerReport("lost", "time limit")
+        return WorkerReport("done")
 
     monkeypatch.setattr(Inline, "reached", 0, raising=False)
-    monkeypatch.setattr(Inline, "play", play)
+    monkeypatch.setattr(Inline, "work", run_one_round)
     assert flnl("suite", file, "--out", out, "--json").json["counts"]["done"] == 1
     (record,) = records(out).values()
     assert record["resumed"] == 4  # one loss after each round
 
 
+def test_a_run_whose_record_is_torn_fails_until_it_is_retried(suite_file, tmp_path):
+    planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
+    planned.folder.create()
+    (planned.folder.path / "run.json").write_text('{"schema": 2, "stat')
+    assert progress_of(planned).status == "failed"
+    assert "run.json: torn" in work(planned).error
+    assert work(planned, retry_failed=True) == WorkerReport("done")
+    assert progress_of(planned).status == "done"
+
+
+def test_a_run_whose_checkpoint_is_torn_fails_until_it_is_retried(suite_file, tmp_path):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(planned.options).run(progress=stop)
+    (planned.folder.checkpoint / "state.json").write_text("{")
+    assert work(planned).error.endswith("in a suite also with --retry-failed")
+    assert work(planned, retry_failed=True) == WorkerReport("done")
+
+
+# -- workers of another version ----------------------------------------------------------------------
 def test_a_preset_that_changes_during_a_suite_does_not_mix_two_protocols(suite_file, tmp_path):
-    task = job_of(make_grid(read_suite(suite_file), out=tmp_path)[0], False)
-    task.request.training["rounds"] = 3
-    assert work(task).error == CHANGED
+    planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
+    options = dataclasses.replace(planned.options, training={**planned.options.training, "rounds": 3})
+    assert work(PlannedRun(options, planned.config)).error == CHANGED
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_worker_whose_version_gives_other_numbers_refuses_the_run(suite_file, tmp_path, monkeypatch):
+    planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
+    arguments = pickle.dumps(work_arguments(planned, False))
+    monkeypatch.setattr("flnl_bench.config.NUMBERS_VERSION", -1)
+    assert work(*pickle.loads(arguments)).error == CHANGED
     assert not list(tmp_path.rglob("run.json"))

@@ -12,7 +12,7 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import amount, note, percent, print_json, stdout, table
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.cli.show import BLOCKS, find_run, squeeze
+from flnl_bench.cli.show import BLOCKS, find_run, rounds_of, squeeze
 from flnl_bench.config import written
 from flnl_bench.errors import BadInput
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
@@ -33,7 +33,7 @@ def compare_command(
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
     a, b = (find_finished(name) for name in (first, second))
-    curves = [record.read_rounds() for record in (a, b)]
+    curves = [rounds_of(record) for record in (a, b)]
     if output:
         _draw((a, b), output)
     if as_json:

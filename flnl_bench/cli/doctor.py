@@ -17,7 +17,7 @@ from flnl_bench.cli.show import RUNS
 from flnl_bench.escaping import lines
 
 if TYPE_CHECKING:
-    from flnl_bench.doctor.check_result import Finding
+    from flnl_bench.doctor.check_result import CheckResult
 
 _STATE_STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
@@ -36,19 +36,19 @@ def doctor_command(
     Nothing is downloaded, and nothing stays on the disk. Exits with 1 if something is wrong.
     """
     with waiting("loading torch"):
-        from flnl_bench.doctor.check_result import Asked, isolated
-        from flnl_bench.doctor.checks import CHECKS, SLOW
+        from flnl_bench.doctor.check_result import DoctorOptions, run_check
+        from flnl_bench.doctor.checks import QUICK_CHECKS, SLOW_CHECKS
         from flnl_bench.engine.devices import choose_device
 
-        asked = Asked(choose_device(device).type, out, data_dir)
-    findings: dict[str, Finding] = {}
-    for name, check in (CHECKS if quick else CHECKS | SLOW).items():
+        doctor_options = DoctorOptions(choose_device(device).type, out, data_dir)
+    findings: dict[str, CheckResult] = {}
+    for name, check in (QUICK_CHECKS if quick else QUICK_CHECKS | SLOW_CHECKS).items():
         with waiting(f"checking: {name}"):
-            findings[name] = isolated(check, asked)
+            findings[name] = run_check(check, doctor_options)
     wrong = [name for name, finding in findings.items() if finding.state == "wrong"]
     if as_json:
         rows = [{"check": name, **dataclasses.asdict(finding)} for name, finding in findings.items()]
-        print_json({"ok": not wrong, "device": asked.device, "checks": rows})
+        print_json({"ok": not wrong, "device": doctor_options.device, "checks": rows})
     else:
         print_table(findings)
     if wrong:
@@ -56,7 +56,7 @@ def doctor_command(
         raise typer.Exit(1)
 
 
-def print_table(findings: Mapping[str, Finding]) -> None:
+def print_table(findings: Mapping[str, CheckResult]) -> None:
     """Print a row per check; the advice is below the result."""
     rows = table("check", "", "result → what to do")
     for column in rows.columns[:2]:

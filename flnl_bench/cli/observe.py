@@ -1,4 +1,4 @@
-"""`flnl-bench observe`: experiments that look into training itself."""
+"""`flnl-bench observe`: experiments that measure models during training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 observe_commands = typer.Typer(help="The paper's observation experiments: data and a picture.")
 
 PICTURE = "memorization.svg"
-NUMBERS = ("memorised", "accuracy")
 
 
 @observe_commands.callback()
@@ -41,7 +40,7 @@ def observe() -> None:
 
 
 def axis(panel: str, metavar: str, text: str) -> Any:
-    """An option that is a case for each of its values."""
+    """Declare an option that may be repeated: every value gives a case."""
     return option(panel, metavar, f"{text}; may be repeated.", default="preset")
 
 
@@ -51,10 +50,12 @@ def memorization(
         str, option(PROTOCOL, "NAME", "quick (digits, minutes on a core) or paper.", "--preset")
     ] = "quick",
     dataset: Annotated[str | None, option(SCENARIO, "NAME", "Data set.", default="preset")] = None,
-    partition: Annotated[list[str] | None, axis(SCENARIO, "NAME", "Who holds which images")] = None,
+    partition: Annotated[
+        list[str] | None, axis(SCENARIO, "NAME", "How the images are divided among the clients")
+    ] = None,
     setting: Annotated[list[str] | None, axis(SCENARIO, "NAME", "Label noise")] = None,
     clients: Annotated[list[int] | None, axis(SCENARIO, "K", "Number of clients")] = None,
-    fraction: Annotated[list[float] | None, axis(PROTOCOL, "F", "Share of the clients in a round")] = None,
+    fraction: Annotated[list[float] | None, axis(PROTOCOL, "F", "Share of the clients per round")] = None,
     epochs: Annotated[list[int] | None, axis(PROTOCOL, "E", "Local epochs")] = None,
     rounds: Annotated[int | None, option(PROTOCOL, "N", "Rounds.", default="preset")] = None,
     training: Annotated[
@@ -62,29 +63,31 @@ def memorization(
         option(PROTOCOL, "KEY=VALUE", "Any value of the protocol, as in lr=0.05; may be repeated."),
     ] = None,
     seed: Annotated[list[int] | None, option(SCENARIO, "N", "Seed; may be repeated.", default="1")] = None,
-    every: Annotated[int, option(PROTOCOL, "N", "Look after every so many rounds.", min=1)] = 1,
+    every: Annotated[
+        int, option(PROTOCOL, "N", "Measure every N rounds, and after the last one.", min=1)
+    ] = 1,
     device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
     data_dir: options.DataDir = None,
-    out: Annotated[Path, option(FILES, "DIR", "Folder of the data.")] = Path(
+    out: Annotated[Path, option(FILES, "DIR", "Folder of the results.")] = Path(
         "results/observations/memorization"
     ),
     output: Annotated[
         Path | None,
         option(FILES, "FILE", "The picture: .png, .svg or .pdf.", "--output", "-o", default=f"DIR/{PICTURE}"),
     ] = None,
-    fresh: Annotated[bool, flag(FILES, "Train again what is finished.", "--fresh")] = False,
+    fresh: Annotated[bool, flag(FILES, "Train finished cases again.", "--fresh")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Watch who memorises wrong labels: all data at one place, the global model, each local model."""
-    picture = _picture(output)
+    """Measure which models memorise wrong labels: a centralised one, the global one, the local ones."""
+    draw = _drawing(output)
     changes = parse_training(training or [], {"rounds": rounds, "clients": clients, "epochs": epochs})
     if fraction and "fraction" in changes:
         raise BadInput("--training fraction and --fraction are both given; use one of them")
     with waiting("preparing"):
         from flnl_bench.observations.memorization import observe_memorization
     try:
-        with _showing() as show:
-            seen = observe_memorization(
+        with _showing_progress() as show:
+            observation = observe_memorization(
                 preset,
                 dataset=dataset,
                 partition=partition,
@@ -104,17 +107,17 @@ def memorization(
                 **changes,
             )
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on after the cases that are finished") from None
-    if picture:
-        picture(seen)
+        raise Interrupted("interrupted; the same command resumes after the finished cases") from None
+    if draw:
+        draw(observation)
     if as_json:
-        print_json({"folder": str(out), "cases": seen.summary})
+        print_json({"folder": str(out), "cases": observation.summary})
     else:
-        _print(seen)
+        _print(observation)
 
 
-def _picture(output: Path | None) -> Callable[[Observation], None] | None:
-    """What draws the picture; nothing, and a note, if none is asked for and none can be drawn."""
+def _drawing(output: Path | None) -> Callable[[Observation], None] | None:
+    """Return a function that draws the picture; None, with a note, if matplotlib is missing."""
     try:
         from flnl_bench import plots
     except BadInput as error:
@@ -125,39 +128,40 @@ def _picture(output: Path | None) -> Callable[[Observation], None] | None:
     if output:
         plots.check_file(output)
 
-    def draw(seen: Observation) -> None:
-        note(f"wrote {plots.save(plots.observed_memorization(seen), output or seen.folder / PICTURE)}")
+    def draw(observation: Observation) -> None:
+        file = output or observation.folder / PICTURE
+        note(f"wrote {plots.save(plots.observed_memorization(observation), file)}")
 
     return draw
 
 
 @contextlib.contextmanager
-def _showing() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar if somebody is watching, else a line for each model."""
+def _showing_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar in a terminal, else one line per trained model."""
     console = stderr()
     if not console.is_terminal:
-        yield lambda what, done, rounds: note(f"{what}: {rounds} rounds") if done == rounds else None
+        yield lambda model, done, rounds: note(f"{model}: {rounds} rounds") if done == rounds else None
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda what, done, rounds: progress.update(task, description=what, completed=done, total=rounds)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda model, done, rounds: bar.update(task, description=model, completed=done, total=rounds)
 
 
-def _print(seen: Observation) -> None:
-    """What each model memorised at the end, and how right it was."""
-    from flnl_bench.observations.memorization import MODELS
+def _print(observation: Observation) -> None:
+    """Print the means of each model over the last rounds."""
+    from flnl_bench.observations.memorization import MEASURES, WATCHED_MODELS
 
     console = stdout()
-    for case in seen.summary:
+    for case in observation.summary:
         console.print(case["case"], style="bold")
-        shown = table("model", *NUMBERS, right=NUMBERS)
-        for model in MODELS:
-            shown.add_row(model, *(percent(case[f"{model}_{number}"]) for number in NUMBERS))
-        console.print(shown)
-    console.print("percent of the wrong labels memorised and of test images, over the last ten looks")
-    print_paths(files=str(seen.folder))
+        rows = table("model", *MEASURES, right=MEASURES)
+        for model in WATCHED_MODELS:
+            rows.add_row(model, *(percent(case[f"{model}_{measure}"]) for measure in MEASURES))
+        console.print(rows)
+    console.print("wrong labels memorised and test accuracy: means over the last ten measured rounds")
+    print_paths(files=str(observation.folder))

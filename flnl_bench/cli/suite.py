@@ -30,10 +30,8 @@ def suite_command(
         list[str] | None, option(WORKERS, "KEY=VALUE", "Option of sbatch, as in partition=gpu; repeatable.")
     ] = None,
     dry_run: Annotated[bool, flag(FILES, "Show the grid and its cost, run nothing.", "--dry-run")] = False,
-    retry_failed: Annotated[
-        bool, flag(FILES, "Try failed runs again, from their checkpoints.", "--retry-failed")
-    ] = False,
-    fresh: Annotated[bool, flag(FILES, "Start all runs anew, also finished ones.", "--fresh")] = False,
+    retry_failed: Annotated[bool, flag(FILES, "Resume failed runs.", "--retry-failed")] = False,
+    fresh: Annotated[bool, flag(FILES, "Start all runs again, also finished ones.", "--fresh")] = False,
     plugin: options.Plugins = None,
     tracker: options.Trackers = None,
     save_model: options.SaveModel = False,
@@ -43,32 +41,32 @@ def suite_command(
 ) -> None:
     """Run every method on every scenario of a suite file.
 
-    Finished runs are skipped and broken ones go on: the same command continues a suite.
+    A finished run is not run again, and an interrupted run resumes: the same command resumes a suite.
 
-    Several may work on one folder at once.
+    Several suites may work on one folder at once.
     """
-    asked = dict(locals())  # every option by its name, which is that of an argument of the library
-    asked["slurm"] = parse_changes(slurm or [], "--slurm")
-    asked["tracker"] = tracker or ()
-    del asked["file"], asked["as_json"], asked["plugin"]
-    from flnl_bench.cli.suite_view import print_end, print_plan, tell_failures, watching
+    arguments = dict(locals())  # run_suite has arguments of the same names
+    arguments["slurm"] = parse_changes(slurm or [], "--slurm")
+    arguments["tracker"] = tracker or ()
+    del arguments["file"], arguments["as_json"], arguments["plugin"]
+    from flnl_bench.cli.suite_view import following, print_end, print_failures, print_plan
     from flnl_bench.suite.api import run_suite
     from flnl_bench.suite.progress import suite_object
 
-    # Ray prints its troubles to stdout, where only the result belongs.
-    with watching() as watch, contextlib.redirect_stdout(sys.stderr):
+    # Ray prints warnings to stdout, where only the result belongs.
+    with following() as follow, contextlib.redirect_stdout(sys.stderr):
         use_plugins(plugin)
         tell_problems()
-        result = run_suite(file, **asked, progress=watch, loading=reporting())
+        result = run_suite(file, **arguments, progress=follow, loading=reporting())
     if as_json:
         seconds: dict[str, Any] = {"seconds": result.seconds}
         if dry_run:
             seconds = {"estimate": result.left and dataclasses.asdict(result.left)}
-        print_json({**suite_object(result.suite, result.board, result.out), **seconds})
+        print_json({**suite_object(result.suite, result.progress, result.out), **seconds})
     elif dry_run:
         print_plan(result)
     else:
         print_end(result)
     if result.failures and not dry_run:
-        tell_failures(result.failures)
+        print_failures(result.failures)
         raise typer.Exit(3 if result.lacks_data else 1)

@@ -1,4 +1,4 @@
-"""What `flnl-bench suite` shows: the plan, the runs as they are played, and the end."""
+"""The output of `flnl-bench suite`: the plan, the runs in progress, and the end."""
 
 from __future__ import annotations
 
@@ -25,98 +25,97 @@ from flnl_bench.cli.console import (
 )
 from flnl_bench.cli.outcome import print_paths
 from flnl_bench.escaping import terminal
-from flnl_bench.suite.api import SuiteResult, Watch
-from flnl_bench.suite.grid import Item
-from flnl_bench.suite.progress import Board, RunStatus, cost
-from flnl_bench.suite.suite_file import AXES
+from flnl_bench.suite.api import SuiteCallback, SuiteResult
+from flnl_bench.suite.grid import PlannedRun, total_fedavg_samples
+from flnl_bench.suite.progress import Progress, SuiteProgress
+from flnl_bench.suite.suite_file import GRID_AXES
 
-STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
+STATUS_STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
-    """Follow a suite once it has a board: a table in a terminal, a line for each run that ends elsewhere."""
+def following() -> Iterator[SuiteCallback]:
+    """Show the progress of a suite: a live table in a terminal, else one line per run that ends."""
     console = stderr()
-    board: Board | None = None
-    with contextlib.ExitStack() as shown:
-        shown.enter_context(waiting("preparing"))
-        show: Watch
+    latest: SuiteProgress | None = None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(waiting("preparing"))
+        show: SuiteCallback
 
-        def watch(looked_at: Board) -> None:
-            nonlocal board, show
-            if board is None:
-                shown.close()
-                _tell_start(looked_at)
-                show = shown.enter_context(_live(console) if console.is_terminal else _lines(looked_at))
-            board = looked_at
-            show(board)
+        def follow(suite: SuiteProgress) -> None:
+            nonlocal latest, show
+            if latest is None:
+                stack.close()
+                _print_start(suite)
+                show = stack.enter_context(_live(console) if console.is_terminal else _lines(suite))
+            latest = suite
+            show(suite)
 
         try:
-            yield watch
+            yield follow
         except KeyboardInterrupt:
-            if board is None:
+            if latest is None:
                 raise
-            done = f"{len(board.having('done'))} of {len(board.states)} runs done"
-            again = "the same command without --fresh" if board.fresh else "the same command"
-            raise Interrupted(f"interrupted with {done}; {again} goes on from there") from None
+            done = f"{len(latest.having('done'))} of {len(latest.runs)} runs done"
+            command = "the same command without --fresh" if latest.fresh else "the same command"
+            raise Interrupted(f"interrupted with {done}; {command} resumes the suite") from None
 
 
-def _tell_start(board: Board) -> None:
-    counts, failed = board.counts(), board.having("failed")
-    old = f", {len(failed)} failed before (--retry-failed tries them again)" if failed else ""
-    for text in board.warnings:
-        note(f"warning: {text}")
-    if board.having("waiting", "running"):
-        note(f"{len(board.states)} runs: {counts['done']} done already{old}, at most {board.jobs} at once")
+def _print_start(suite: SuiteProgress) -> None:
+    counts = suite.counts()
+    failed = f", {counts['failed']} failed (--retry-failed tries them again)" if counts["failed"] else ""
+    for warning in suite.warnings:
+        note(f"warning: {warning}")
+    if suite.having("waiting", "running"):
+        note(f"{len(suite.runs)} runs: {counts['done']} already done{failed}, at most {suite.jobs} at once")
 
 
 @contextmanager
-def _lines(board: Board) -> Iterator[Watch]:
-    told = set(board.having("done", "failed"))
+def _lines(suite: SuiteProgress) -> Iterator[SuiteCallback]:
+    printed = set(suite.having("done", "failed"))
 
-    def watch(board: Board) -> None:
-        for item in board.having("done", "failed"):
-            if item not in told:
-                told.add(item)
-                state, left = board.states[item], board.seconds_left()
-                what = f"last accuracy {percent(state.accuracy)}" if state.status == "done" else state.error
+    def show(suite: SuiteProgress) -> None:
+        for planned in suite.having("done", "failed"):
+            if planned not in printed:
+                printed.add(planned)
+                progress, left = suite.runs[planned], suite.seconds_left()
+                result = progress.error or f"last accuracy {percent(progress.accuracy)}"
                 rest = f", {duration(left)} left" if left else ""
-                note(f"{len(told)}/{len(board.states)} {item.title}: {state.status}, {what}{rest}")
+                note(f"{len(printed)}/{len(suite.runs)} {planned.title}: {progress.status}, {result}{rest}")
 
-    yield watch
+    yield show
 
 
 # -- the live table ----------------------------------------------------------------------------------
 @contextmanager
-def _live(console: Console) -> Iterator[Watch]:
+def _live(console: Console) -> Iterator[SuiteCallback]:
     with Live(console=console, transient=True, auto_refresh=False) as live:
-
-        def watch(board: Board) -> None:
-            live.update(picture(board, console.height), refresh=True)
-
-        yield watch
+        yield lambda suite: live.update(live_table(suite, console.height), refresh=True)
 
 
-def picture(board: Board, height: int) -> Group:
-    """The runs at work first, then what failed, is next and was done, as far as the screen goes."""
+def live_table(suite: SuiteProgress, height: int) -> Group:
+    """Return the running, failed, waiting and done runs, in this order, as many as fit on the screen."""
     rows = table("run", "state", "round", "accuracy", right=("round", "accuracy"))
-    for column in rows.columns[2:]:  # what has no room is taken from the others
+    for column in rows.columns[2:]:  # the other columns are shortened instead
         column.no_wrap = True
-    order = [(s, board.having(s)) for s in ("running", "failed", "waiting", "done")]
-    shown = [(status, item) for status, items in order for item in items][: max(1, height - 4)]
-    for status, item in shown:
-        rows.add_row(*_cells(item, board.states[item]), style=STYLES[status])
-    left, counts = board.seconds_left(), board.counts()
+    order: list[PlannedRun] = []
+    for status in ("running", "failed", "waiting", "done"):
+        order += suite.having(status)
+    shown = order[: max(1, height - 4)]
+    for planned in shown:
+        progress = suite.runs[planned]
+        rows.add_row(*_cells(planned, progress), style=STATUS_STYLES[progress.status])
+    left, counts = suite.seconds_left(), suite.counts()
     text = " · ".join(f"{number} {status}" for status, number in counts.items())
     end = Text(f"{text} · {duration(left)} left" if left is not None else text)
-    hidden = len(board.states) - len(shown)
+    hidden = len(order) - len(shown)
     return Group(rows, Text(f"… and {hidden} more" if hidden else "", style="dim"), end)
 
 
-def _cells(item: Item, state: RunStatus) -> tuple[Text, Text, str, str]:
-    status = f"failed: {state.error}" if state.status == "failed" else state.status
-    rounds = f"{state.rounds}/{item.config.training.rounds}" if state.rounds else "–"
-    return _short(item.title), _short(status), rounds, percent(state.accuracy)
+def _cells(planned: PlannedRun, progress: Progress) -> tuple[Text, Text, str, str]:
+    status = f"failed: {progress.error}" if progress.error else progress.status
+    rounds = f"{progress.rounds}/{planned.config.training.rounds}" if progress.rounds else "–"
+    return _short(planned.title), _short(status), rounds, percent(progress.accuracy)
 
 
 def _short(text: str) -> Text:
@@ -125,59 +124,60 @@ def _short(text: str) -> Text:
 
 # -- before and after --------------------------------------------------------------------------------
 def print_plan(result: SuiteResult) -> None:
-    """The grid: axes, runs and cost of each method."""
-    suite, board = result.suite, result.board
-    console, items = stdout(), list(board.states)
+    """Print the grid: axes, runs and cost of each method."""
+    suite, progress = result.suite, result.progress
+    console, plans = stdout(), list(progress.runs)
     console.print(f"{suite.name}: {suite.description}" if suite.description else suite.name, style="bold")
     lines = facts()
-    for axis in AXES:
+    for axis in GRID_AXES:
         lines.add_row(axis, ", ".join(str(value) for value in getattr(suite, axis)))
     if suite.training:
         lines.add_row("training", ", ".join(f"{key}={value}" for key, value in suite.training.items()))
     console.print(lines)
     numbers = ("runs", "done", "running", "waiting", "failed", "cost of the rest")
     rows = table("method", *numbers, right=numbers)
-    labels = dict.fromkeys(item.label for item in items)
+    labels = dict.fromkeys(planned.label for planned in plans)
     for label in labels:
-        rows.add_row(*_plan_row(label, board, [item for item in items if item.label == label]))
+        rows.add_row(*_plan_row(label, progress, [planned for planned in plans if planned.label == label]))
     if len(labels) > 1:
-        rows.add_row(*_plan_row("all", board, items), style="bold")
+        rows.add_row(*_plan_row("all", progress, plans), style="bold")
     console.print(rows)
     console.print(
-        "cost: samples forward, and as many backward, as FedAvg would take; other methods take up to "
-        "several times as many forward",
+        "cost: samples forward, and as many backward, of FedAvg; other methods need up to several times as "
+        "many forward",
         style="dim",
     )
     if left := result.left:
         console.print(
-            f"time: about {duration(left.seconds)} with {left.jobs} at once, from {left.source}", style="dim"
+            f"time: about {duration(left.seconds)} with {left.jobs} runs at once, from {left.source}",
+            style="dim",
         )
 
 
-def _plan_row(label: str, board: Board, items: list[Item]) -> list[str]:
-    part = Board({item: board.states[item] for item in items})
-    samples = cost(part.having("waiting", "running"))
+def _plan_row(label: str, progress: SuiteProgress, plans: list[PlannedRun]) -> list[str]:
+    part = SuiteProgress({planned: progress.runs[planned] for planned in plans})
+    samples = total_fedavg_samples(part.having("waiting", "running"))
     return [
         label,
-        str(len(items)),
+        str(len(plans)),
         *(str(number) for number in part.counts().values()),
         "unknown" if samples is None else amount(samples),
     ]
 
 
 def print_end(result: SuiteResult) -> None:
-    """What was done, and what to look at next."""
-    board, counts, out = result.board, result.counts, str(result.out)
+    """Print the number of runs, their folder, and the next command."""
+    progress, counts, out = result.progress, result.counts, str(result.out)
     stdout().print(
-        f"{result.suite.name}: {counts['done']} of {len(board.states)} runs done "
-        f"({board.done_before} before), {counts['failed']} failed, {duration(result.seconds)}",
+        f"{result.suite.name}: {counts['done']} of {len(progress.runs)} runs done "
+        f"({progress.done_before} before), {counts['failed']} failed, {duration(result.seconds)}",
         style="bold",
     )
     print_paths(files=out, next=f"flnl-bench leaderboard {shlex.quote(out)}")
 
 
-def tell_failures(failures: Mapping[str, str]) -> None:
-    """One line for each error, with the runs that it ended."""
+def print_failures(failures: Mapping[str, str]) -> None:
+    """Print one line per error, with the first of the runs that failed with it."""
     by_error: dict[str, list[str]] = {}
     for title, error in failures.items():
         by_error.setdefault(error, []).append(title)

@@ -17,7 +17,7 @@ import numpy as np
 from flnl_bench.atomic_files import json_text, parse_json, read_file, replace_file
 
 KEPT_FROM = 16 * 2**20  # bytes; hashing fewer takes less than 20 ms
-CHUNK = 64 * 2**20  # bytes of a memory map that are hashed at a time
+HASHED_AT_ONCE = 64 * 2**20  # bytes of a memory map that are hashed at a time
 SETTLED = 2 * 10**9  # ns; some file systems record times in steps of 2 s, which hides a second write
 FileStamps = list[list[str | int]]  # path, size, mtime and ctime of each file
 
@@ -32,7 +32,7 @@ def hash_images(arrays: Iterable[np.ndarray], progress: Callable[[int], None] | 
     hasher, done = hashlib.sha256(), 0
     for images in arrays:
         hasher.update(f"{images.shape}".encode())
-        step = max(1, CHUNK // max(1, images[:1].nbytes))
+        step = max(1, HASHED_AT_ONCE // max(1, images[:1].nbytes))
         for start in range(0, len(images), step):
             chunk = np.ascontiguousarray(images[start : start + step])
             hasher.update(chunk.data)

@@ -1,27 +1,23 @@
-"""What is observed: the cases of an experiment, from a preset and what the user changes about it."""
+"""The cases of an experiment, from a preset and the user's options; a case is a `RunConfig`."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from flnl_bench.config import NUMBERS_VERSION, TRAINING, Training, training_changes
+from flnl_bench.config import TRAINING, RunConfig, check_seeds, training_changes
 from flnl_bench.data import dataset_name
 from flnl_bench.errors import BadInput, require, unknown
-from flnl_bench.running.api import check_seed
 from flnl_bench.running.presets import load_preset
 from flnl_bench.running.resolve import protocol
 from flnl_bench.scenario import parse_partition, parse_setting
 
-AXES = ("partition", "setting", "clients", "fraction", "epochs")
+VARIED = ("partition", "setting", "clients", "fraction", "epochs")  # options that may have several values
 
-# Grids of cases. The first is what options change; the paper does not say how its second one samples.
-PRESETS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+# Grids of cases. Options change the first one; the paper does not give the fraction of its second one.
+GRIDS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "quick": [
         {
             "dataset": "digits",
@@ -56,72 +52,78 @@ PRESETS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One federation and the protocol under which it is watched."""
+def make_cases(preset: str, seeds: Iterable[int], options: Mapping[str, Any], device: str) -> list[RunConfig]:
+    """Return every combination of the values of a preset's grids, with the user's options in their place.
 
-    dataset: str
-    partition: str
-    setting: str
-    seed: int
-    training: Training
-
-    @property
-    def axes(self) -> dict[str, Any]:
-        """The values that an experiment varies, and the seed."""
-        values = {**asdict(self.training), "partition": self.partition, "setting": self.setting}
-        return {"dataset": self.dataset, **{name: values[name] for name in AXES}, "seed": self.seed}
-
-    @property
-    def name(self) -> str:
-        """In a few words."""
-        t = self.training
-        return (
-            f"{self.dataset} · {self.partition} · {self.setting} · {t.clients} clients, "
-            f"{t.fraction:g} a round, {t.epochs} epochs · seed {self.seed}"
-        )
-
-    def file(self, device: str, every: int) -> str:
-        """The name of its file; the digits are over everything that changes a number."""
-        values = {**asdict(self), "device": device, "every": every, "numbers": NUMBERS_VERSION}
-        digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
-        words = f"{self.dataset.replace(':', '-')}-{self.partition}-{self.setting}"
-        slug = re.sub(r"[^\w.,=+-]", "_", words, flags=re.ASCII)  # paths of files are in it
-        return f"{slug[:100]}-{digest}.json"
-
-
-def make_cases(preset: str, seeds: Iterable[int], asked: Mapping[str, Any]) -> list[Case]:
-    """Every combination; what is asked for is in all of them, and of several grids only the first is left."""
-    if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
-    for name in asked.keys() - {"dataset", *AXES, *TRAINING}:
-        raise unknown("option", name, {"dataset", *AXES, *TRAINING})
-    given = {name: value for name, value in asked.items() if value is not None}
-    grids = PRESETS[preset][:1] if given.keys() & {*AXES} else PRESETS[preset]
+    Args:
+        preset: a name in GRIDS; if an option that may have several values is given, only its first grid.
+        seeds: of the cases.
+        options: the user's options; None stands for the value of the preset.
+        device: the kind of device.
+    """
+    if preset not in GRIDS:
+        raise unknown("preset", preset, GRIDS)
+    for name in options.keys() - {"dataset", *VARIED, *TRAINING}:
+        raise unknown("option", name, {"dataset", *VARIED, *TRAINING})
+    given = {name: value for name, value in options.items() if value is not None}
+    grids = GRIDS[preset][:1] if given.keys() & {*VARIED} else GRIDS[preset]
     return [
         case
-        for seed in map(check_seed, seeds)
+        for seed in check_seeds(seeds)
         for grid in grids
-        for case in _cases(preset, grid, given, seed)
+        for case in _cases(preset, grid, given, seed, device)
     ]
 
 
-def _cases(preset: str, grid: Mapping[str, Any], given: Mapping[str, Any], seed: int) -> list[Case]:
+def _cases(
+    preset: str, grid: Mapping[str, Any], given: Mapping[str, Any], seed: int, device: str
+) -> list[RunConfig]:
     dataset = dataset_name(given.get("dataset", grid["dataset"]))
-    changes = {**grid["training"], **{k: v for k, v in given.items() if k in TRAINING and k not in AXES}}
+    fixed = {name: value for name, value in given.items() if name in TRAINING and name not in VARIED}
+    changes = {**grid["training"], **fixed}
     cases = []
-    for values in itertools.product(*(_several(name, given.get(name, grid[name])) for name in AXES)):
-        chosen = dict(zip(AXES, values, strict=True))
-        split = parse_partition(chosen.pop("partition")).name
-        noise = parse_setting(chosen.pop("setting"))
-        if noise.expected_ratio == 0:
-            raise BadInput(f"setting {noise.name!r} has no wrong labels that could be memorised")
+    for values in itertools.product(*(_as_list(name, given.get(name, grid[name])) for name in VARIED)):
+        chosen = dict(zip(VARIED, values, strict=True))
+        partition = parse_partition(chosen.pop("partition")).name
+        setting = parse_setting(chosen.pop("setting"))
+        if setting.expected_ratio == 0:
+            raise BadInput(f"setting {setting.name!r} has no wrong labels that could be memorised")
         training = protocol(load_preset(preset), dataset, training_changes({**changes, **chosen}))
-        cases.append(Case(dataset, split, noise.name, seed, training))
+        config = RunConfig(
+            method="averaging",
+            dataset=dataset,
+            partition=partition,
+            setting=setting.name,
+            preset=preset,
+            seed=seed,
+            device=device,
+            training=training,
+        )
+        cases.append(config)
     return cases
 
 
-def _several(name: str, values: Any) -> list[Any]:
+def _as_list(name: str, values: Any) -> list[Any]:
     listed = [values] if isinstance(values, str | int | float) else list(values)
     require(bool(listed), name, "empty", "one value or several")
     return listed
+
+
+def case_values(case: RunConfig) -> dict[str, Any]:
+    """Return the data set, the varied values and the seed of a case."""
+    values = {**vars(case.training), **case.names}
+    return {name: values[name] for name in ("dataset", *VARIED, "seed")}
+
+
+def case_title(case: RunConfig) -> str:
+    """Describe a case in one line."""
+    t = case.training
+    protocol = f"{t.sampled_clients} of {t.clients} clients per round, {t.epochs} epochs"
+    return f"{case.dataset} · {case.partition} · {case.setting} · {protocol} · seed {case.seed}"
+
+
+def case_file(case: RunConfig, every: int) -> str:
+    """Return the name of a case's file, with a hash of everything that changes a number."""
+    words = f"{case.dataset.replace(':', '-')}-{case.partition}-{case.setting}"
+    slug = re.sub(r"[^\w.,=+-]", "_", words, flags=re.ASCII)  # data sets and settings may have paths of files
+    return f"{slug[:100]}-every{every}-{case.hash}.json"

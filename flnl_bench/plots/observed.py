@@ -9,7 +9,7 @@ import numpy as np
 
 from flnl_bench.config import sampled_clients
 from flnl_bench.errors import BadInput
-from flnl_bench.observations.cases import AXES
+from flnl_bench.observations.cases import VARIED
 from flnl_bench.plots.rounds import draw_line
 from flnl_bench.plots.source import Numbers, titles_of
 from flnl_bench.plots.style import COLOURS, Figure, Look, canvas, head, in_style, legend, plain
@@ -37,7 +37,7 @@ def observed_memorization(observation: Observation) -> Figure:
     """
     cases: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in observation.rows:
-        cases.setdefault((row["dataset"], *(row[name] for name in AXES)), []).append(row)
+        cases.setdefault((row["dataset"], *(row[name] for name in VARIED)), []).append(row)
     if not cases:
         raise BadInput("nothing was observed")
     columns = min(4, len(cases))

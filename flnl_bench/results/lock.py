@@ -1,10 +1,10 @@
-"""Who works on a run: one process at a time, on this machine and on all that share the folder.
+"""One process at a time works on a run: the lock of its folder, for all machines that share the folder.
 
-The kernel locks `.lock` for as long as a run is played, so a dead owner lets go at once. On shared
-file systems a lock may end at the machine; so `.claim` names the owner, who touches it every BEAT
-seconds, and the claim of another machine counts until it was left alone for STALE seconds, or if its time
-is not of this world. An owner that was taken over (a machine that slept) finds out before it writes its
-next round. Process numbers are told to people only: they are used again.
+The owner holds a kernel lock on `.lock` while it works, so the lock of a dead owner ends at once. On a shared
+file system, a kernel lock may hold on one machine only. Therefore `.claim` names the owner, which touches the
+file every BEAT seconds. A claim of another machine counts until it was not touched for STALE seconds; it does
+not count if its time is in the future. An owner whose run was taken over (its machine slept) detects that
+before it writes the next round. Process numbers are only shown to users: the kernel gives them out again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ from typing import Any
 
 import filelock
 
-from flnl_bench.atomic_files import open_file, parse_json, read_file, refuse_strange, write_new
+from flnl_bench.atomic_files import write_new
 from flnl_bench.errors import BadInput
 
 BEAT, STALE = 60.0, 600.0
-GRACE = 0.2  # seconds for a lock: somebody may just be looking whether it is held
+GRACE = 0.2  # seconds to wait for a lock: `owner` holds it for a moment
 
 
 class Busy(BadInput):
-    """Another process works on the run."""
+    """Another process is working on the run."""
 
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[Claim]:
     """Hold the run in `folder`, or raise Busy."""
-    for name in (".lock", ".claim"):
-        refuse_strange(folder / name)
     lock = filelock.FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=GRACE, poll_interval=GRACE / 4)
@@ -56,22 +54,23 @@ def claimed(folder: Path) -> Iterator[Claim]:
 
 
 def owner(folder: Path) -> str | None:
-    """Who seems to work on a run; looks only, and may be wrong for a moment."""
+    """Return the process that is working on a run, as text; a process may start or end at the same time."""
     about = _read(folder / ".claim")
     if about is None:
         return None
-    works = _fresh(folder / ".claim", time.time()) if _elsewhere(about) else _locked(folder / ".lock")
-    return _who(about) if works else None
+    remote = about["host"] != platform.node()
+    working = _fresh(folder / ".claim", time.time()) if remote else _locked(folder / ".lock")
+    return _process(about) if working else None
 
 
-def waits_for(folder: Path) -> str | None:
-    """What to say where the claim of another machine may be that of a dead process."""
+def remote_claim(folder: Path) -> str | None:
+    """Return a note if another machine claims the run: its process may be dead."""
     about = _read(folder / ".claim")
-    if about is None or not _elsewhere(about) or not owner(folder):
+    if about is None or about["host"] == platform.node() or not owner(folder):
         return None
     return (
-        f"{_who(about)} is working on {folder}; if it is not, remove {folder / '.claim'}, or wait: a claim "
-        f"that is not renewed ends after {STALE / 60:.0f} minutes"
+        f"{_process(about)} is working on {folder}; if it is not, remove {folder / '.claim'}, or wait: the "
+        f"claim of a dead process ends after {STALE / 60:.0f} minutes"
     )
 
 
@@ -84,38 +83,38 @@ class Claim:
         self._released = threading.Event()
 
     def take(self) -> None:
-        """Put this claim in place of one that no longer counts; the lock is held."""
-        mine = self.folder / f".claim.{self.about['token']}"
-        write_new(mine, json.dumps(self.about))
-        if self._counts_at(mine.stat().st_mtime):
-            mine.unlink(missing_ok=True)
+        """Write this claim, unless one of another machine counts; the caller holds the lock."""
+        new = self.folder / f".claim.{self.about['token']}"
+        write_new(new, json.dumps(self.about))
+        if self._remote_claim_counts(new.stat().st_mtime):
+            new.unlink(missing_ok=True)
             raise _busy(self.folder)
-        os.replace(mine, self.path)
+        os.replace(new, self.path)
         threading.Thread(target=self._beat, name="claim", daemon=True).start()
 
-    def _counts_at(self, now: float) -> bool:
-        """Is the claim that is there a good one of another machine?
+    def _remote_claim_counts(self, now: float) -> bool:
+        """Return whether another machine holds the run.
 
-        `now` is the file server's as well, so that the clocks of the machines do not matter. A claim of
-        this machine is that of a dead process: we have its lock.
+        `now` is the time of the file server, so the clocks of the machines do not matter. A claim of this
+        machine is that of a dead process: this process holds the lock.
         """
         other = _read(self.path)
-        return other is not None and _elsewhere(other) and _fresh(self.path, now)
+        return other is not None and other["host"] != platform.node() and _fresh(self.path, now)
 
     def check(self) -> None:
-        """Raise Busy if somebody has taken the run over, or taken it away."""
+        """Raise Busy if another process has taken the run over, or its files were removed."""
         if _read(self.path) == self.about:
             return
         if not self.path.exists():
-            what = self.path if self.folder.exists() else self.folder
+            removed = self.path if self.folder.exists() else self.folder
             raise Busy(
-                f"{what} was removed while the run was going, and it stops there; the same command "
-                "goes on with what is left"
+                f"{removed} was removed during the run, which stops here; the same command resumes from the "
+                "files that are left"
             )
         raise _busy(self.folder)
 
     def release(self) -> None:
-        """Let go of the run, unless another process has taken it over."""
+        """Remove this claim, unless another process has taken the run over."""
         self._released.set()
         if _read(self.path) == self.about:
             self.path.unlink(missing_ok=True)
@@ -128,45 +127,39 @@ class Claim:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A claim; what cannot be one is none."""
+    """Read a claim; None if there is none, or a torn one."""
     try:
-        about = parse_json(read_file(path, 10_000))
-    except (OSError, ValueError):
+        about = json.loads(path.read_bytes())
+        return {name: about[name] for name in ("host", "pid", "token")}
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    kinds = {"host": str, "pid": int, "token": str}
-    fits = isinstance(about, dict) and all(type(about.get(name)) is kind for name, kind in kinds.items())
-    return about if fits and about["pid"] > 0 else None
-
-
-def _elsewhere(about: dict[str, Any]) -> bool:
-    return about["host"] != platform.node()
 
 
 def _fresh(path: Path, now: float) -> bool:
-    """Whether a claim was renewed lately, as far as its time can be true; let go since it was read is not."""
+    """Return whether a claim was touched in the last STALE seconds, and not in the future."""
     try:
         return -BEAT < now - path.stat().st_mtime < STALE
-    except OSError:
+    except OSError:  # released since it was read
         return False
 
 
 def _locked(path: Path) -> bool:
-    """Whether a process of this machine holds the lock."""
+    """Return whether a process of this machine holds the lock."""
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (OSError, ValueError):
+    except OSError:
         return False
     return False
 
 
-def _who(about: dict[str, Any]) -> str:
+def _process(about: dict[str, Any]) -> str:
     return f"process {about['pid']} on {about['host']}"
 
 
 def _busy(folder: Path) -> Busy:
     about = _read(folder / ".claim")
-    who = f" ({_who(about)})" if about else ""
-    return Busy(waits_for(folder) or f"another process{who} is working on {folder}; wait for its end")
+    process = f" ({_process(about)})" if about else ""
+    return Busy(remote_claim(folder) or f"another process{process} is working on {folder}; wait for its end")

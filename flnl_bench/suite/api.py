@@ -1,4 +1,4 @@
-"""Suites from Python; `flnl-bench suite` calls what is here."""
+"""Suites from Python; `flnl-bench suite` calls `run_suite`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.running.resolve import federate
 from flnl_bench.suite.estimate import Estimate, estimate
-from flnl_bench.suite.grid import Item, make_grid
-from flnl_bench.suite.progress import Board, run_object
+from flnl_bench.suite.grid import PlannedRun, make_grid
+from flnl_bench.suite.progress import SuiteProgress, run_object
 from flnl_bench.suite.scheduler import Launcher, conduct
 from flnl_bench.suite.suite_file import Suite, make_suite, read_suite
 from flnl_bench.trackers import find_tracker
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("local", "ray", "slurm")
 
-Watch = Callable[[Board], None]  # called with the board whenever the runs were looked at
+SuiteCallback = Callable[[SuiteProgress], None]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SuiteResult:
-    """The runs of a suite, as far as they are."""
+    """The runs of a suite, finished or not."""
 
     suite: Suite
-    board: Board
+    progress: SuiteProgress
     out: Path
     seconds: float
     left: Estimate | None = None  # of a dry run: how long the rest will take
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many runs are done, running, waiting and failed."""
-        return self.board.counts()
+        """The number of runs per status: done, running, waiting and failed."""
+        return self.progress.counts()
 
     @property
     def runs(self) -> pd.DataFrame:
-        """One row a run: label, names, status, rounds, last10, best, resumed, error and run_dir."""
+        """One row per run: label, names, status, rounds, last10, best, resumed, error and run_dir."""
         import pandas as pd
 
-        return pd.DataFrame([run_object(item, state) for item, state in self.board.states.items()])
+        return pd.DataFrame([run_object(planned, state) for planned, state in self.progress.runs.items()])
 
     @property
     def failures(self) -> dict[str, str]:
-        """The error of each failed run, by the run in a few words."""
-        failed = self.board.having("failed")
-        return {item.title: self.board.states[item].error or "unknown error" for item in failed}
+        """The error of each failed run, by the title of the run."""
+        runs = self.progress.runs.items()
+        return {planned.title: state.error for planned, state in runs if state.error is not None}
 
     @property
     def lacks_data(self) -> bool:
-        """Whether runs have failed, and all of them for want of their data."""
+        """Whether runs have failed, and all of them because their data are missing."""
         return bool(self.failures) and all(e.startswith("MissingData") for e in self.failures.values())
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
-        return f"<SuiteResult {self.suite.name}: {told}>"
+        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
+        return f"<SuiteResult {self.suite.name}: {counts}>"
 
 
 def run_suite(
@@ -83,42 +83,43 @@ def run_suite(
     out: str | PathLike[str] = "results/runs",
     save_model: bool = False,
     tracker: str | Sequence[str] = (),
-    progress: Watch | None = None,
+    progress: SuiteCallback | None = None,
     loading: LoadProgress | None = None,
 ) -> SuiteResult:
-    """Run every method on every scenario of a suite; what is finished is skipped, what is broken goes on.
+    """Run every method on every scenario of a suite.
 
-    A run that fails does not end the suite: the result tells. Nothing is printed.
+    A finished run is not run again, and an interrupted run resumes. A run that fails does not end the
+    suite: `failures` of the result has its error. Nothing is printed.
 
     Args:
-        suite: the suite file, or a dictionary of what it would hold.
-        jobs: runs at once; else as many as there are cores, or GPUs.
+        suite: the suite file, or its content as a dictionary.
+        jobs: runs at once; else the number of cores, or of GPUs.
         executor: "local", "ray" or "slurm".
         device: "auto", "cpu", "cuda" or "mps".
-        runs_per_gpu: how many runs share a GPU (local, ray).
+        runs_per_gpu: the number of runs that share a GPU (local, ray).
         cpus_per_run: the CPUs of a run (ray, slurm).
         slurm: options of sbatch.
-        dry_run: only look what is done.
-        retry_failed: try failed runs again, from their checkpoints.
-        fresh: start all runs anew, also finished ones.
+        dry_run: run nothing; the result has the progress so far, and an estimate of the time.
+        retry_failed: resume failed runs.
+        fresh: start all runs again, also finished ones.
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
         save_model: keep the final and the best global weights of every run.
-        tracker: names of trackers that see every run, as for `run`.
-        progress: called with the board, which knows all runs and has `warnings`, at the start and then
-            again and again; without it, Python's warnings tell.
+        tracker: names of trackers that follow every run, as for `run`.
+        progress: called with the progress of all runs, which has `warnings`, at the start and whenever it
+            was read again; without it, the warnings are Python's.
         loading: called as (what, done, total) while a large data set is decoded.
 
     Raises:
-        BadInput: something asked for is not possible; the message says what is.
-        MissingData: a data set is not there and could not be fetched.
+        BadInput: an option is not possible; the message says which values are.
+        MissingData: a data set is missing and could not be fetched.
     """
     _check(executor, jobs, runs_per_gpu, slurm)
     out, data_dir = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
     trackers = (tracker,) if isinstance(tracker, str) else tuple(tracker)
     for name in trackers:
         find_tracker(name)
-    found, items = _plan(
+    checked, plans = _plan(
         suite,
         device,
         executor == "local",
@@ -128,27 +129,27 @@ def run_suite(
         save_model=save_model,
     )
     start = time.monotonic()
-    board = Board.of(items, jobs or len(items), retry_failed, fresh)
-    for text in () if progress else board.warnings:
-        warnings.warn(text, stacklevel=2)
-    if not dry_run and board.having("waiting", "running"):
+    state = SuiteProgress.of(plans, jobs or len(plans), retry_failed, fresh)
+    for warning in () if progress else state.warnings:
+        warnings.warn(warning, stacklevel=2)
+    if not dry_run and state.having("waiting", "running"):
         if executor == "local":
-            _check_data(board, loading)
+            _check_data(state, loading)
         make_writable(out)
         sbatch = {key: str(value) for key, value in (slurm or {}).items()}
-        launcher = _launcher(executor, board, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed)
-        conduct(board, launcher, progress or (lambda board: None))
+        launcher = _launcher(executor, state, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed)
+        conduct(state, launcher, progress or (lambda state: None))
     elif progress and not dry_run:
-        progress(board)
-    left = _estimate(board, out, jobs, runs_per_gpu) if dry_run and executor == "local" else None
-    return SuiteResult(found, board, out, time.monotonic() - start, left)
+        progress(state)
+    left = _estimate(state, out, jobs, runs_per_gpu) if dry_run and executor == "local" else None
+    return SuiteResult(checked, state, out, time.monotonic() - start, left)
 
 
-def _estimate(board: Board, out: Path, jobs: int | None, runs_per_gpu: int) -> Estimate | None:
+def _estimate(state: SuiteProgress, out: Path, jobs: int | None, runs_per_gpu: int) -> Estimate | None:
     from flnl_bench.suite.local import slots
 
-    first, *_ = board.states
-    return estimate(board, out, slots(jobs, first.config.device, runs_per_gpu)[0])
+    first, *_ = state.runs
+    return estimate(state, out, slots(jobs, first.config.device, runs_per_gpu)[0])
 
 
 def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:
@@ -164,62 +165,62 @@ def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[st
 
 def _plan(
     suite: str | PathLike[str] | Mapping[str, Any], device: str, local: bool, **options: Any
-) -> tuple[Suite, list[Item]]:
-    """The suite and its runs; nothing is written and no data are read."""
+) -> tuple[Suite, list[PlannedRun]]:
+    """Return the suite and its runs; nothing is written and no data are read."""
     from flnl_bench.engine.devices import choose_device
 
     require(isinstance(suite, Mapping | str | PathLike), "suite", repr(suite), "a file or a dictionary")
     where = "" if isinstance(suite, Mapping) else f"{suite}: "
-    found = make_suite(suite) if isinstance(suite, Mapping) else read_suite(Path(suite).expanduser())
+    checked = make_suite(suite) if isinstance(suite, Mapping) else read_suite(Path(suite).expanduser())
     # A machine that hands out work need not have the GPU that the workers have.
     kind = device if not local and device in ("cpu", "cuda") else choose_device(device).type
     try:
-        return found, make_grid(found, device=kind, **options)
+        return checked, make_grid(checked, device=kind, **options)
     except BadInput as error:
         raise BadInput(f"{where}{error}") from None
 
 
-def _check_data(board: Board, loading: LoadProgress | None) -> None:
-    """Load every data set and make every federation once before the workers do.
+def _check_data(state: SuiteProgress, loading: LoadProgress | None) -> None:
+    """Load every data set and draw every federation once before the workers do.
 
-    Downloads happen once, and what is missing or impossible shows before anything is played.
+    Downloads happen once, and missing data or an impossible federation is an error before the first run.
     """
-    federations: dict[str, dict[tuple[str | int, ...], Item]] = {}  # by data set
-    for item in board.having("waiting", "running"):
-        c = item.config
-        federations.setdefault(c.dataset, {})[c.preset, c.partition, c.setting, c.seed] = item
-    for name, items in federations.items():
-        dataset = load_dataset(name, next(iter(items.values())).request.data_dir, loading)
-        for item in items.values():
+    federations: dict[str, dict[tuple[str | int, ...], PlannedRun]] = {}  # by data set
+    for planned in state.having("waiting", "running"):
+        c = planned.config
+        federations.setdefault(c.dataset, {})[c.preset, c.partition, c.setting, c.seed] = planned
+    for name, plans in federations.items():
+        dataset = load_dataset(name, next(iter(plans.values())).options.data_dir, loading)
+        for planned in plans.values():
             try:
-                federate(item.request, item.config, dataset)
+                federate(planned.options, planned.config, dataset)
             except BadInput as error:
-                raise BadInput(f"{item.title}: {error}") from None
+                raise BadInput(f"{planned.title}: {error}") from None
 
 
 def _launcher(
     executor: str,
-    board: Board,
+    state: SuiteProgress,
     jobs: int | None,
     runs_per_gpu: int,
     cpus_per_run: float,
     sbatch: Mapping[str, str],
     retry_failed: bool,
 ) -> Launcher:
-    """What plays the runs; the board learns how many are played at once."""
-    first, *_ = board.states
+    """Make the launcher, and set the number of runs at once in the progress."""
+    first, *_ = state.runs
     gpu = first.config.device == "cuda"
     if executor == "local":
         from flnl_bench.suite.local import LocalLauncher, slots
 
-        board.jobs, gpus = slots(jobs, first.config.device, runs_per_gpu)
-        return LocalLauncher(min(board.jobs, len(board.states)), gpus, retry_failed)
+        state.jobs, gpus = slots(jobs, first.config.device, runs_per_gpu)
+        return LocalLauncher(min(state.jobs, len(state.runs)), gpus, retry_failed)
     if executor == "ray":
         from flnl_bench.suite.ray import RayLauncher
 
         launcher = RayLauncher(jobs, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
-        board.jobs = launcher.room
+        state.jobs = launcher.capacity
         return launcher
     from flnl_bench.suite.slurm import SlurmLauncher
 
-    return SlurmLauncher(board.jobs, first.request.out, sbatch, cpus_per_run, gpu, retry_failed)
+    return SlurmLauncher(state.jobs, first.options.out, sbatch, cpus_per_run, gpu, retry_failed)

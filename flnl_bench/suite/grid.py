@@ -1,4 +1,4 @@
-"""From a suite to its runs: every combination of the axes, each with the folder that it belongs to."""
+"""From a suite to its planned runs: every combination of the axes."""
 
 from __future__ import annotations
 
@@ -6,46 +6,44 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from flnl_bench.config import RunConfig, written
 from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.methods import Methods, default_methods
-from flnl_bench.results.run_folder import RunFolder, run_folder
-from flnl_bench.running.resolve import Request, changed_values, configure
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.running.options import RunOptions
+from flnl_bench.running.resolve import changed_values, configure
 from flnl_bench.suite.suite_file import Suite, Variation
 
-MOST = 100_000  # runs of a suite
+MOST_RUNS = 100_000  # of a suite
 
 
-def fedavg_samples(config: RunConfig) -> int | None:
-    """Samples forward, and as many backward, in all rounds; None if the size of the data is not known."""
-    training = config.training
-    total = find_dataset(config.dataset).train_images
-    known = [count for count in (total, training.samples) if count is not None]
-    if not known:
-        return None
-    sampled = max(1, int(training.fraction * training.clients + 1e-9))
-    return round(training.rounds * sampled * min(known) / training.clients * training.epochs)
+@dataclass(frozen=True, eq=False)  # compared by identity: a planned run is one cell of one grid
+class PlannedRun:
+    """One run of a suite: the options of the user, and what they resolve to."""
 
-
-@dataclass(frozen=True, eq=False)  # compared by identity: an item is one cell of one grid
-class Item:
-    """One run of a suite."""
-
-    label: str  # the name of the ablation, else the method with what is changed, as in the leaderboard
-    request: Request
+    options: RunOptions
     config: RunConfig
 
     @property
     def folder(self) -> RunFolder:
-        """Where its files are."""
-        return RunFolder(run_folder(self.request.out, self.config))
+        """The folder of its files."""
+        return RunFolder(self.options.out / self.config.place)
+
+    @cached_property
+    def label(self) -> str:
+        """The name of the ablation, else the method with its changed values, as in the leaderboard."""
+        if self.options.label:
+            return self.options.label
+        changed = changed_values(self.config, self.options.preset)
+        return f"{self.config.method} {written(changed)}".rstrip()
 
     @property
     def title(self) -> str:
-        """The run in a few words."""
+        """The run in one line, short enough for a table."""
         c = self.config
         preset = "" if c.preset == "quick" else f" · {c.preset}"
         return f"{self.label} · {c.dataset} · {c.partition} · {c.setting}{preset} · s{c.seed}"
@@ -57,30 +55,27 @@ def make_grid(
     out: Path,
     data_dir: Path | None = None,
     device: str = "cpu",
-    registry: Methods | None = None,
     tracker: tuple[str, ...] = (),
     save_model: bool = False,
-) -> list[Item]:
-    """All runs, the first seed of everything first; what is the same run twice is there once.
+) -> list[PlannedRun]:
+    """Return all runs of a suite, seed by seed; combinations that are the same run are listed once.
 
     Args:
         suite: the suite.
         out: the folder of the runs.
         data_dir: the folder of the data sets.
-        device: "cpu", "cuda" or "mps": what the workers will find.
-        registry: where methods are found.
-        tracker: names of trackers that see all runs.
+        device: "cpu", "cuda" or "mps": the kind of device that the workers have.
+        tracker: names of trackers that follow all runs.
         save_model: keep the weights of all runs.
     """
-    registry = registry or default_methods()
-    methods = list(_methods(suite, registry))
+    methods = list(_methods(suite, default_methods()))
     axes = (suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings)
-    if (count := math.prod(map(len, (methods, *axes)))) > MOST:
-        raise BadInput(f"the suite has {count} runs, and may have {MOST}; make several suites of it")
-    items: dict[Path, Item] = {}
+    if (count := math.prod(map(len, (methods, *axes)))) > MOST_RUNS:
+        raise BadInput(f"the suite has {count} runs, and may have {MOST_RUNS}; split it into several suites")
+    grid: dict[Path, PlannedRun] = {}
     for preset, dataset, seed, partition, setting in itertools.product(*axes):
         for method, ablation, changes in methods:
-            request = Request(
+            options = RunOptions(
                 method=method,
                 setting=setting,
                 dataset=dataset,
@@ -96,20 +91,14 @@ def make_grid(
                 tracker=tracker,
                 save_model=save_model,
             )
-            config, _ = configure(request, registry, device=device)
-            item = Item(ablation or _label(config, preset, registry), request, config)
-            items.setdefault(item.folder.path, item)
-    return list(items.values())
-
-
-def _label(config: RunConfig, preset: str, registry: Methods) -> str:
-    """A method with what is changed about it; a sweep passes through the method as it is."""
-    changed = changed_values(config.method, config.dataset, preset, config.hyperparameters, registry)
-    return f"{config.method} {written(changed)}".rstrip()
+            config, _ = configure(options, device=device)
+            planned = PlannedRun(options, config)
+            grid.setdefault(planned.folder.path, planned)
+    return list(grid.values())
 
 
 def _methods(suite: Suite, registry: Methods) -> Iterator[tuple[str, str | None, dict[str, str]]]:
-    """Method, name of the ablation and changed hyper-parameters of every row of the grid."""
+    """Yield method, name of the ablation and changed hyper-parameters of every row of the grid."""
     used = {*suite.methods, *(variation.method for variation in suite.variations)}
     for name, changes in suite.changes.items():
         registry.parse(name, changes, f"set.{name}.")
@@ -125,12 +114,12 @@ def _methods(suite: Suite, registry: Methods) -> Iterator[tuple[str, str | None,
         where = f"{'sweeps' if variation.sweep else 'ablations'}.{variation.name}.set."
         for values in _combinations(variation):
             registry.parse(variation.method, values, where)
-            told = None if variation.sweep else f"{variation.method} [{variation.name}]"
-            yield variation.method, told, {**base, **values}
+            ablation = None if variation.sweep else f"{variation.method} [{variation.name}]"
+            yield variation.method, ablation, {**base, **values}
 
 
 def _changes(suite: Suite, registry: Methods, method: str) -> dict[str, str]:
-    """What the suite sets for a method; what is set for the base does not undo its variant."""
+    """Return the suite's values for a method; a value for the base method does not replace its variant's."""
     base, _, variant = method.partition("/")
     own = registry.variant_values(method)
     common = {key: value for key, value in suite.changes.get(base, {}).items() if key not in own}
@@ -141,3 +130,25 @@ def _combinations(variation: Variation) -> Iterator[Mapping[str, str]]:
     keys = list(variation.values)
     for values in itertools.product(*variation.values.values()):
         yield dict(zip(keys, values, strict=True))
+
+
+# -- cost --------------------------------------------------------------------------------------------
+def fedavg_samples(config: RunConfig) -> int | None:
+    """Count the samples that FedAvg runs forward in all rounds, and as many backward.
+
+    None if the size of the data set is not known.
+    """
+    training = config.training
+    sizes = (find_dataset(config.dataset).train_images, training.samples)
+    known = [size for size in sizes if size is not None]
+    if not known:
+        return None
+    per_epoch = training.rounds * training.sampled_clients * min(known) / training.clients
+    return round(per_epoch * training.epochs)
+
+
+def total_fedavg_samples(plans: list[PlannedRun]) -> int | None:
+    """Sum `fedavg_samples` over runs; None if the size of a data set is not known."""
+    counts = [fedavg_samples(planned.config) for planned in plans]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""Conduct a suite: hand runs to a launcher, follow them in their folders, try lost ones again."""
+"""Conduct a suite: hand runs to a launcher, follow their progress, give lost ones to another worker."""
 
 from __future__ import annotations
 
@@ -13,162 +13,161 @@ from flnl_bench.errors import BadInput, one_line
 from flnl_bench.plugin_files import files_in_use, use_files
 from flnl_bench.processes import interrupted
 from flnl_bench.results.lock import Busy, claimed, owner
-from flnl_bench.results.run_folder import RunFolder
-from flnl_bench.running.resolve import Request, prepare
-from flnl_bench.suite.grid import Item
-from flnl_bench.suite.progress import Board, RunStatus, look
+from flnl_bench.running.resolve import prepare
+from flnl_bench.suite.grid import PlannedRun
+from flnl_bench.suite.progress import Progress, SuiteProgress, progress_of
 
 if TYPE_CHECKING:
-    from flnl_bench.running.runner import Run
+    from flnl_bench.running.runner import Runner
 
 CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run as it is handed to a worker."""
-
-    request: Request  # with absolute paths and a kind of device
-    folder: Path  # where the run must end up
-    retry_failed: bool = False
-    plugins: tuple[Path, ...] = ()  # plugin files, which a worker on another machine would not know
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a worker left a run."""
-
-    status: str  # done, failed, busy (another works on it), or lost (the worker stopped or died)
-    error: str | None = None
-
-
-def work(job: Job) -> Outcome:
-    """Play a run to its end, from where it is."""
-    try:
-        record = RunFolder(job.folder).read()
-        if record and record.status == "done":
-            return Outcome("done")
-        if record and record.status == "failed" and not job.retry_failed:
-            return Outcome("failed", record.error)
-        if owner(job.folder):
-            return Outcome("busy")
-        use_files(job.plugins)
-        run = prepare(job.request)
-        if run.folder.path != job.folder:
-            return Outcome("failed", CHANGED)
-        run.tell = _tell
-        _play(run, anew=job.retry_failed)
-    except Busy:
-        return Outcome("busy")
-    except KeyboardInterrupt:
-        return Outcome("lost", "stopped by a signal")
-    except BadInput as error:
-        return Outcome("failed", str(error))  # whole: it says what to do
-    except Exception as error:
-        return Outcome("failed", one_line(error))
-    return Outcome("done")
-
-
-def _tell(text: str) -> None:
-    print(f"flnl-bench: warning: {text}", file=sys.stderr, flush=True)
-
-
-def _play(run: Run, anew: bool) -> None:
-    """Go on with a run; if its checkpoint is broken, start it anew where that is asked for."""
-    from flnl_bench.engine.checkpoint import CorruptCheckpoint
-
-    try:
-        run.play()
-    except CorruptCheckpoint:
-        if not anew:
-            raise
-        run.play(fresh=True)
-
-
 LOSSES = 3  # a run whose worker was lost so often, without a new round in between, counts as failed
 
 
-def job_of(item: Item, retry_failed: bool) -> Job:
-    """The run for a worker, whose working directory may be another."""
-    request = item.request
-    data_dir = request.data_dir and request.data_dir.absolute()
-    own = request.preset.endswith(".toml")
-    preset = str(Path(request.preset).expanduser().absolute()) if own else request.preset
-    request = replace(request, out=request.out.absolute(), data_dir=data_dir, preset=preset)
-    return Job(request, item.folder.path.absolute(), retry_failed, tuple(files_in_use()))
+# -- in the workers ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class WorkerReport:
+    """How a worker left a run."""
+
+    status: str  # done, failed, busy (another process works on the run), or lost (the worker ended)
+    error: str | None = None
 
 
+def work(planned: PlannedRun, retry_failed: bool = False, plugin_files: Sequence[Path] = ()) -> WorkerReport:
+    """Run or resume a planned run to its end.
+
+    Args:
+        planned: the run; its paths are absolute.
+        retry_failed: resume a failed run; start it again if its checkpoint or record cannot be read.
+        plugin_files: plugin files of the suite, which a worker on another machine does not know.
+    """
+    try:
+        progress = progress_of(planned)
+        if progress.status == "done":
+            return WorkerReport("done")
+        if progress.status == "failed" and not retry_failed:
+            return WorkerReport("failed", progress.error)
+        if progress.status == "running":
+            return WorkerReport("busy")
+        use_files(plugin_files)
+        runner = prepare(planned.options)
+        # The planned hash was computed by the suite's process: it also differs if NUMBERS_VERSION does.
+        if runner.config.hash != planned.config.hash:
+            return WorkerReport("failed", CHANGED)
+        runner.warn = _warn
+        unreadable = progress.status == "failed" and progress.record is None
+        _run(runner, unreadable, retry_failed)
+    except Busy:
+        return WorkerReport("busy")
+    except KeyboardInterrupt:
+        return WorkerReport("lost", "stopped by a signal")
+    except BadInput as error:
+        return WorkerReport("failed", str(error))  # not shortened: it says what to do
+    except Exception as error:
+        return WorkerReport("failed", one_line(error))
+    return WorkerReport("done")
+
+
+def _warn(text: str) -> None:
+    print(f"flnl-bench: warning: {text}", file=sys.stderr, flush=True)
+
+
+def _run(runner: Runner, fresh: bool, retry_failed: bool) -> None:
+    """Run or resume; with `retry_failed`, start again if the checkpoint is corrupt."""
+    from flnl_bench.engine.checkpoint import CorruptCheckpoint
+
+    try:
+        runner.run(fresh=fresh)
+    except CorruptCheckpoint:
+        if not retry_failed:
+            raise
+        runner.run(fresh=True)
+
+
+# -- in the suite's process --------------------------------------------------------------------------
 class Launcher(Protocol):
-    """Something that plays runs: processes, a Ray cluster, a Slurm cluster."""
+    """Starts runs in workers: local processes, a Ray cluster, a Slurm cluster."""
 
     tick: float  # seconds between two looks at the runs
 
-    def submit(self, items: Sequence[Item]) -> None:
-        """Take runs, to be played as room permits."""
+    def submit(self, plans: Sequence[PlannedRun]) -> None:
+        """Take runs, and start each when a worker is free."""
 
-    def wait(self) -> list[tuple[Item, Outcome]]:
-        """What has ended, after at most `tick` seconds."""
+    def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
+        """Return the runs that ended, after at most `tick` seconds."""
 
     def stop(self) -> None:
-        """Stop the workers now, in a way that their runs can go on later; called once, at the end, too."""
+        """Stop the workers now, so that their runs can resume; also called once at the end."""
 
 
-def conduct(board: Board, launcher: Launcher, watch: Callable[[Board], None]) -> None:
-    """Play all runs that wait; returns when every run is done or failed.
+def work_arguments(planned: PlannedRun, retry_failed: bool) -> tuple[PlannedRun, bool, list[Path]]:
+    """Return the arguments of `work` for a worker that may have another working directory."""
+    options = planned.options
+    preset = options.preset
+    if preset.endswith(".toml"):
+        preset = str(Path(preset).expanduser().absolute())
+    data_dir = options.data_dir and options.data_dir.absolute()
+    options = replace(options, out=options.out.absolute(), data_dir=data_dir, preset=preset)
+    return PlannedRun(options, planned.config), retry_failed, files_in_use()
 
-    Runs that another suite works on are waited for, and taken over if it dies. What a fresh suite finds
-    is removed before its first run, so that the same suite, not fresh, goes on with it after a stop.
+
+def conduct(suite: SuiteProgress, launcher: Launcher, watch: Callable[[SuiteProgress], None]) -> None:
+    """Run all waiting runs; return when every run is done or failed.
+
+    The suite waits for runs that another suite works on, and takes them over if that one dies. A fresh
+    suite removes all existing runs before its first run, so that the same suite, not fresh, can resume it.
     """
-    losses: Counter[Item] = Counter()
-    reached = {item: state.rounds for item, state in board.states.items()}
-    handed = set(board.having("waiting"))
+    losses: Counter[PlannedRun] = Counter()
+    reached = {planned: progress.rounds for planned, progress in suite.runs.items()}
+    submitted = set(suite.having("waiting"))
     try:
-        if board.fresh:
-            clear(list(board.states))
-        watch(board)
-        launcher.submit(board.having("waiting"))
-        while board.having("waiting", "running"):
+        if suite.fresh:
+            clear(list(suite.runs))
+        watch(suite)
+        launcher.submit(suite.having("waiting"))
+        while suite.having("waiting", "running"):
             if interrupted():
                 raise KeyboardInterrupt
-            for item, outcome in launcher.wait():
-                handed.discard(item)
-                if outcome.status == "lost":
-                    rounds = look(item).rounds
-                    losses[item] = 1 if rounds > reached[item] else losses[item] + 1
-                    reached[item] = rounds
-                board.states[item] = _settled(item, outcome, losses[item])
-            for item in board.having("waiting", "running"):
-                state = look(item)
-                # How a run ended is for its worker to tell, if it has one.
-                if item not in handed or state.status in ("waiting", "running"):
-                    board.states[item] = state
-            free = [item for item in board.having("waiting") if item not in handed]
-            handed.update(free)
+            for planned, report in launcher.wait():
+                submitted.discard(planned)
+                progress = progress_of(planned)
+                if report.status == "lost":
+                    losses[planned] = 1 if progress.rounds > reached[planned] else losses[planned] + 1
+                    reached[planned] = progress.rounds
+                suite.runs[planned] = _after(report, progress, losses[planned])
+            for planned in suite.having("waiting", "running"):
+                progress = progress_of(planned)
+                # The worker of a submitted run reports how it ended.
+                if planned not in submitted or progress.status in ("waiting", "running"):
+                    suite.runs[planned] = progress
+            free = [planned for planned in suite.having("waiting") if planned not in submitted]
+            submitted.update(free)
             launcher.submit(free)
-            watch(board)
+            watch(suite)
     finally:
         launcher.stop()
 
 
-def clear(items: Sequence[Item]) -> None:
-    """Remove all that is there of runs, unless a process works on one of them."""
-    there = [item.folder for item in items if item.folder.path.exists()]
-    for folder in there:
-        if who := owner(folder.path):
-            raise BadInput(f"--fresh: {who} is working on {folder.path}")
-    for folder in there:
+def clear(plans: Sequence[PlannedRun]) -> None:
+    """Remove all files of runs, unless a process is working on one of them."""
+    folders = [planned.folder for planned in plans if planned.folder.path.exists()]
+    for folder in folders:
+        if process := owner(folder.path):
+            raise BadInput(f"--fresh: {process} is working on {folder.path}")
+    for folder in folders:
         with claimed(folder.path):
             folder.clear()
 
 
-def _settled(item: Item, outcome: Outcome, losses: int) -> RunStatus:
-    """The state after a worker has let go of a run."""
-    state = look(item)
-    if outcome.status == "failed":
-        return replace(state, status="failed", error=outcome.error)
-    if outcome.status == "lost" and losses >= LOSSES:
-        return replace(state, status="failed", error=f"its worker was lost {losses} times: {outcome.error}")
-    if outcome.status == "done":
-        return replace(state, status="done")
-    # Somebody else has it, or nobody any more: its folder will tell.
-    return replace(state, status="waiting") if state.status == "failed" else state
+def _after(report: WorkerReport, progress: Progress, losses: int) -> Progress:
+    """Return the progress of a run whose worker has ended."""
+    if report.status == "failed":
+        return progress._replace(status="failed", error=report.error or "unknown error")
+    if report.status == "lost" and losses >= LOSSES:
+        error = f"its worker was lost {losses} times: {report.error}"
+        return progress._replace(status="failed", error=error)
+    if report.status == "done":
+        return progress._replace(status="done", error=None)
+    # Another process has the run, or none: it waits even if an earlier attempt has failed.
+    waits = progress.status == "failed"
+    return progress._replace(status="waiting", error=None) if waits else progress

@@ -14,16 +14,15 @@ from typing import Any
 
 from flnl_bench.errors import BadInput
 from flnl_bench.processes import interruptible
-from flnl_bench.suite.grid import Item
-from flnl_bench.suite.scheduler import Job, Outcome, job_of, work
+from flnl_bench.suite.grid import PlannedRun
+from flnl_bench.suite.scheduler import WorkerReport, work, work_arguments
 
-CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, to try it without Slurm
-
-MINUTES = 24 * 60  # limit of a run's time, unless `--slurm time=MINUTES` is given; it goes on in a next job
+CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, for a try without Slurm
+MINUTES = 24 * 60  # time limit of a job, unless `--slurm time=MINUTES` is given; the next job resumes the run
 
 
 class SlurmLauncher:
-    """One array job a hand-over, one task a run; logs are in `.slurm` of the results folder."""
+    """Job arrays with one task per run; logs are in `.slurm` of the results folder."""
 
     tick = 5.0
 
@@ -40,7 +39,7 @@ class SlurmLauncher:
         submitit = _import_submitit()
         self.local = os.environ.get(CLUSTER) == "local"
         if not self.local and shutil.which("sbatch") is None:
-            raise BadInput("--executor slurm: there is no sbatch on this machine; start it on a login node")
+            raise BadInput("--executor slurm: this machine has no sbatch; start the suite on a login node")
         folder = out.absolute() / ".slurm"
         self.executor = submitit.AutoExecutor(folder=folder, cluster="local" if self.local else "slurm")
         parameters: dict[str, Any] = {"slurm_array_parallelism": jobs, "cpus_per_task": math.ceil(cpus)}
@@ -53,56 +52,57 @@ class SlurmLauncher:
             raise BadInput(f"--slurm: {error}") from None
         self.errors, self.retry_failed = submitit.core.utils, retry_failed
         # Slurm keeps the queue; submitit's local processes would all start at once.
-        self.room = min(jobs, os.cpu_count() or 1) if self.local else None
-        self.queue: deque[Item] = deque()
-        self.jobs: dict[Any, Item] = {}
+        self.capacity = min(jobs, os.cpu_count() or 1) if self.local else None
+        self.queue: deque[PlannedRun] = deque()
+        self.jobs: dict[Any, PlannedRun] = {}
 
-    def submit(self, items: Sequence[Item]) -> None:
+    def submit(self, plans: Sequence[PlannedRun]) -> None:
         """Hand runs to Slurm as one array."""
-        self.queue.extend(items)
-        free = len(self.queue) if self.room is None else max(0, self.room - len(self.jobs))
-        now = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
-        if now:
-            tasks = [job_of(item, self.retry_failed) for item in now]
+        self.queue.extend(plans)
+        free = len(self.queue) if self.capacity is None else max(0, self.capacity - len(self.jobs))
+        batch = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
+        if batch:
+            arguments = [work_arguments(planned, self.retry_failed) for planned in batch]
             try:
-                jobs = self.executor.map_array(play_job, tasks)
+                jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
             except self.errors.FailedJobError as error:
                 raise BadInput(f"--executor slurm: {error}") from None
-            self.jobs.update(zip(jobs, now, strict=True))
+            self.jobs.update(zip(jobs, batch, strict=True))
 
-    def wait(self) -> list[tuple[Item, Outcome]]:
-        """Collect what has ended; a job without a result (time limit, preemption, lost node) is lost."""
+    def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
+        """Collect reports; a job without one (time limit, preemption, lost node) is lost."""
         until = time.monotonic() + (0.5 if self.local else self.tick)
         while not (ended := [job for job in self.jobs if job.done()]) and time.monotonic() < until:
             time.sleep(0.1 if self.local else 1.0)
-        outcomes = [(self.jobs.pop(job), self._outcome(job)) for job in ended]
+        reports = [(self.jobs.pop(job), self._report(job)) for job in ended]
         self.submit(())
-        return outcomes
+        return reports
 
-    def _outcome(self, job: Any) -> Outcome:
+    def _report(self, job: Any) -> WorkerReport:
         try:
             error = job.exception()
         except self.errors.UncompletedJobError as lost:
             error = lost
         if error is None:
-            return job.result()
-        return Outcome("lost", f"Slurm job {job.job_id} ended as {job.state}")
+            report: WorkerReport = job.result()
+            return report
+        return WorkerReport("lost", f"Slurm job {job.job_id} ended as {job.state}")
 
     def stop(self) -> None:
-        """Cancel the jobs: Slurm sends SIGTERM, which ends a run as Ctrl-C would."""
+        """Cancel the jobs: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
         self.queue.clear()
         for job in self.jobs:
             job.cancel()
-        with contextlib.suppress(KeyboardInterrupt):  # asked twice
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
             until = time.monotonic() + 30
             while time.monotonic() < until and not all(job.done(force_check=True) for job in self.jobs):
                 time.sleep(0.2)
 
 
-def play_job(task: Job) -> Outcome:
-    """One task of the array; submitit itself would ignore SIGTERM."""
+def slurm_task(planned: PlannedRun, retry_failed: bool, plugin_files: Sequence[Path]) -> WorkerReport:
+    """Do the work of one task of the array; submitit itself would ignore SIGTERM."""
     with interruptible():
-        return work(task)
+        return work(planned, retry_failed, plugin_files)
 
 
 def _number(text: str) -> str | int:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.atomic_files import read_toml
-from flnl_bench.config import TRAINING, as_set, plain, training_changes
+from flnl_bench.config import TRAINING, as_set, check_seeds, training_changes
 from flnl_bench.errors import BadInput, unknown
 
-AXES = {
+GRID_AXES: Mapping[str, list[Any]] = {  # with their defaults
     "presets": ["quick"],
     "datasets": ["digits"],
     "partitions": ["iid"],
     "settings": [],  # must be given
     "seeds": [1],
 }
-TABLES = ("training", "set", "ablations", "sweeps")
-KEYS = ("name", "description", "preset", "methods", *AXES, *TABLES)
+_TABLES = ("training", "set", "ablations", "sweeps")
+_KEYS = ("name", "description", "preset", "methods", *GRID_AXES, *_TABLES)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Variation:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite file says; names are checked when the grid is made."""
+    """The content of a suite file; `make_grid` checks the names in it."""
 
     name: str
     description: str
@@ -51,29 +51,29 @@ class Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """Read and check a suite file; every complaint names it."""
+    """Read and check a suite file; every error names the file."""
     try:
         return make_suite(read_toml(path), path.stem)
     except FileNotFoundError:
         raise BadInput(f"there is no suite file {path}") from None
     except BadInput as error:
-        told = str(error)
-        raise BadInput(told if told.startswith(str(path)) else f"{path}: {told}") from None
+        message = str(error)
+        raise BadInput(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
 
 def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
-    """Check what a suite file holds, as a dictionary; `name` is for one that has none of its own."""
+    """Check the content of a suite file, as a dictionary; `name` is used if it has none."""
     table = dict(table)
-    _check_keys(table, KEYS, "key")
+    _check_keys(table, _KEYS, "key")
     for key in ("name", "description", "preset"):
         _require(isinstance(table.get(key, ""), str), key, "a text")
-    for key in TABLES:
+    for key in _TABLES:
         _require(isinstance(table.get(key, {}), dict), key, "a table")
     if "preset" in table:  # short for a list of one
         _require("presets" not in table, "preset", "left out where presets are given")
         table["presets"] = [table["preset"]]
     _require("settings" in table, "settings", "given")
-    axes = {key: _axis(table.get(key, default), key) for key, default in AXES.items()}
+    axes = {key: _axis(table.get(key, default), key) for key, default in GRID_AXES.items()}
     methods = _axis(table["methods"], "methods") if "methods" in table else ()
     variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))
     _require(bool(methods or variations), "methods", "given, unless there are ablations or sweeps")
@@ -89,28 +89,25 @@ def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
 
 
 def _axis(values: Any, key: str) -> tuple[Any, ...]:
-    """A list without repetition, of whole numbers for the seeds and of names for the others."""
-    seeds = key == "seeds"
-    if isinstance(values, tuple | range | list):  # from Python, maybe with NumPy's numbers
-        values = [plain(value) for value in values]
-    what = "whole numbers from 0" if seeds else "names"
-    _require(isinstance(values, list) and len(values) > 0, key, f"a list of {what}")
-    good = all(type(v) is int and v >= 0 if seeds else type(v) is str for v in values)
-    _require(good, key, f"a list of {what}")
+    """Check a list without repetition, of whole numbers for the seeds and of names for the others."""
+    if key == "seeds":
+        return tuple(check_seeds(values))
+    good = isinstance(values, list | tuple) and values and all(isinstance(value, str) for value in values)
+    _require(bool(good), key, "a list of names")
     for value, times in Counter(values).items():
         _require(times == 1, key, f"a list without repetition, but {value!r} is there twice")
     return tuple(values)
 
 
 def _training(values: dict[str, Any]) -> dict[str, Any]:
-    """Changes of the protocol."""
+    """Check the changes of the protocol."""
     _check_keys(values, TRAINING, "key", "[training]")
     return training_changes(values, "training.")
 
 
 def _variations(table: Mapping[str, Any], key: str) -> list[Variation]:
-    """The named tables of ablations or sweeps: `method` and `set`; only sweeps may list values."""
-    found = []
+    """Check the named tables of ablations or sweeps: `method` and `set`; only sweeps may list values."""
+    variations = []
     for name, values in table.get(key, {}).items():
         where = f"{key}.{name}"
         _require(isinstance(values, dict), where, "a table")
@@ -122,8 +119,8 @@ def _variations(table: Mapping[str, Any], key: str) -> list[Variation]:
             lists = {name: (text,) for name, text in _texts(values["set"], f"{where}.set").items()}
         else:
             lists = {name: _listed(value, f"{where}.set.{name}") for name, value in values["set"].items()}
-        found.append(Variation(name, values["method"], lists, key == "sweeps"))
-    return found
+        variations.append(Variation(name, values["method"], lists, key == "sweeps"))
+    return variations
 
 
 def _listed(value: Any, where: str) -> tuple[str, ...]:

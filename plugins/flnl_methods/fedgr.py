@@ -29,11 +29,13 @@ from flnl_bench import (
     Federation,
     Method,
     Model,
+    NotNegative,
+    Positive,
     Server,
+    Share,
     State,
     Terms,
     Update,
-    bounded,
     copy_weights,
     mix_into,
     network_weights,
@@ -61,15 +63,15 @@ class FedGR(Method):
         "replacement": {"warmup_sampling": "with"},
     }
 
-    warmup_share: float = 0.2  # α as a share of all rounds; at least one visit of every client
-    lambda_b: float = 1.0  # λ_B, weight of distillation from the EMA teacher
-    lambda_r: float = 0.1  # λ_R, weight of the representation regulariser
-    gamma_g: float = 0.9  # γ_g, what the teacher keeps when it is revised by the global model
-    gamma_l: float = 0.99  # γ_l, what the teacher keeps at every local step
-    temperature: float = 0.5  # τ
-    confidence: float = 0.9  # ε, from which a prediction becomes a pseudo label
-    noisy_client: float = 0.8  # β, noise ratio from which a client's own labels are not used
-    coverage: float = 0.5  # μ, share of usable samples below which a noisy client's teacher is replaced
+    warmup_share: Share = 0.2  # α as a share of all rounds; at least one visit of every client
+    lambda_b: NotNegative = 1.0  # λ_B, weight of distillation from the EMA teacher
+    lambda_r: NotNegative = 0.1  # λ_R, weight of the representation regulariser
+    gamma_g: Share = 0.9  # γ_g, what the teacher keeps when it is revised by the global model
+    gamma_l: Share = 0.99  # γ_l, what the teacher keeps at every local step
+    temperature: Positive = 0.5  # τ
+    confidence: Share = 0.9  # ε, from which a prediction becomes a pseudo label
+    noisy_client: Share = 0.8  # β, noise ratio from which a client's own labels are not used
+    coverage: Share = 0.5  # μ, share of usable samples below which a noisy client's teacher is replaced
     sieve: Literal["federated", "local"] = "federated"
     refine: bool = True
     weak_aug: bool = True
@@ -78,12 +80,6 @@ class FedGR(Method):
     warmup_sampling: Literal["without", "with"] = "without"  # replacement
     # The paper's equation keeps pseudo labels only; its authors' earlier code also labels judged clean.
     high_noise_labels: Literal["pseudo", "pseudo+clean"] = "pseudo"
-
-    def __post_init__(self) -> None:
-        shares = ("warmup_share", "gamma_g", "gamma_l", "confidence", "noisy_client", "coverage")
-        bounded(self, *shares, high=1)
-        bounded(self, "lambda_b", "lambda_r")
-        bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
