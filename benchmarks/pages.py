@@ -1,7 +1,7 @@
 """Fill the tables of README.md and docs/baselines.md by the commands that they name (`-m benchmarks.pages`).
 
-A command in a line of its own is followed by all that it prints, one in a sentence by the titles and tables
-alone; both end at END.
+A command on its own line is followed by its whole output, and a command in a sentence only by titles and
+tables; both end at END.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FILLED = re.compile(
 
 
 def main() -> None:
-    """Rewrite what has changed."""
+    """Rewrite the tables of all pages."""
     for page in PAGES:
         text = page.read_text()
         page.write_text(filled(text, printed))
 
 
 def filled(page: str, run: Callable[[list[str]], str]) -> str:
-    """The page with what `run` gives for the arguments of each of its commands."""
+    """Return the page with the output of `run` for the arguments of each of its commands."""
 
-    def fill(found: re.Match[str]) -> str:
-        before, command, ending = found.groups()
+    def fill(match: re.Match[str]) -> str:
+        before, command, ending = match.groups()
         tables = run(shlex.split(command))
         return before + (brief(tables) if ending == "`:" else f"{tables.strip()}\n\n")
 
@@ -40,14 +40,14 @@ def filled(page: str, run: Callable[[list[str]], str]) -> str:
 
 
 def brief(tables: str) -> str:
-    """Titles, in bold, and tables; no notes."""
+    """Return titles, in bold, and tables without notes."""
     titles = re.sub(r"(?m)^#+ (.*)$", r"**\1**", tables)
     kept = [part for part in titles.split("\n\n") if part.startswith(("**", "| "))]
     return "".join(f"{part.strip()}\n\n" for part in kept)
 
 
 def printed(arguments: list[str]) -> str:
-    """What the command writes, without runs of one's own."""
+    """Return the output of the command, without the user's runs."""
     command = [sys.executable, "-m", "flnl_bench", *arguments]
     return subprocess.run(command, cwd=ROOT / "docs", check=True, stdout=subprocess.PIPE, text=True).stdout
 

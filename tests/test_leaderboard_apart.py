@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +10,11 @@ import sys
 import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
+
+from flnl_bench.leaderboards.pandas_api import Results, leaderboard
+from flnl_bench.methods import default_methods
+from flnl_bench.results.provenance import method_digest
+from flnl_bench.results.run_record import read_record
 
 
 def board(folder, *more):
@@ -169,6 +175,29 @@ def test_code_that_is_not_known_is_not_suspected(tmp_path):
     write_run(tmp_path, seed=13, code={"method": "a" * 16})
     write_run(tmp_path, seed=42)
     assert board(tmp_path)[1] == []
+
+
+def published_next_to_own(folder, own_code, published_code):
+    """A leaderboard of a user's run with seed 1 and published runs with the seeds 13 and 42."""
+    records = (
+        [read_record(write_run(folder, "fedprox", seed=1, code={"method": own_code}))] if own_code else []
+    )
+    for seed, digest in zip((13, 42), published_code, strict=True):
+        record = read_record(write_run(folder, "fedprox", seed=seed, code={"method": digest}))
+        records.append(dataclasses.replace(record, published=True))
+    return leaderboard(Results(folder, records))
+
+
+def test_published_runs_raise_no_alarm_whatever_code_made_them(tmp_path):
+    assert published_next_to_own(tmp_path, None, ("a" * 16, "b" * 16)).tables[0].alarms == []
+
+
+def test_next_to_published_runs_the_code_of_ones_own_is_compared_with_the_installed_one(tmp_path):
+    installed = method_digest(default_methods().method_class("fedprox"))
+    assert published_next_to_own(tmp_path, installed, ("a" * 16, "b" * 16)).tables[0].alarms == []
+    (alarm,) = published_next_to_own(tmp_path, "c" * 16, (installed, installed)).tables[0].alarms
+    assert "fedprox: not comparable, 2 versions of the method's code made its runs" in alarm
+    assert "--seeds 1 " in alarm  # not those of the published ones
 
 
 def test_versions_of_a_method_are_rows_with_their_hyperparameters(tmp_path):

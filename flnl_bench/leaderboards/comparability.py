@@ -19,7 +19,7 @@ SETTINGS = ("clean", *NOISY)
 
 
 PAPER_PRESET = "paper"
-Filter = Mapping[str, Sequence[str | int]]  # allowed values by name (method, setting, seed, …); none: any
+Filter = Mapping[str, Sequence[str | int]]  # allowed values by name; no values: all are allowed
 
 
 # -- order -------------------------------------------------------------------------------------------
@@ -63,19 +63,19 @@ def scored(rows: Iterable[Iterable[str]]) -> list[str]:
 
 # -- filters -----------------------------------------------------------------------------------------
 def chosen(records: Sequence[RunRecord], only: Filter) -> list[RunRecord]:
-    """Return the records whose names (method, setting, seed, …) have one of the given values."""
-    allowed = {
-        name: _recorded_spellings(name, values, {getattr(record.config, name) for record in records})
-        for name, values in only.items()
-        if values
-    }
-    left = [
-        record
-        for record in records
-        if all(getattr(record.config, name) in values for name, values in allowed.items())
-    ]
+    """Return the records whose names (method, setting, seed, …) or status have one of the given values."""
+
+    def value_of(record: RunRecord, name: str) -> str | int:
+        value: str | int = record.status if name == "status" else getattr(record.config, name)
+        return value
+
+    left = list(records)
+    for name, values in only.items():
+        if values:
+            allowed = _recorded_spellings(name, values, {value_of(record, name) for record in records})
+            left = [record for record in left if value_of(record, name) in allowed]
     if not left:
-        raise BadInput(f"no run has this {' and this '.join(allowed)}")
+        raise BadInput(f"no run is of this {' and this '.join(name for name in only if only[name])}")
     return left
 
 

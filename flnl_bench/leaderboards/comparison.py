@@ -42,7 +42,7 @@ def find_row(table: Table, name: str) -> Row | None:
     return next(iter(exact or named), None)
 
 
-def check_name(tables: Sequence[Table], name: str) -> None:
+def check_row_name(tables: Sequence[Table], name: str) -> None:
     """Refuse a name that no table has, or that several rows of a table have."""
     rows = [find_row(table, name) for table in tables]
     if not any(rows):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.agreement import agreement_table
 from flnl_bench.leaderboards.comparability import Filter, chosen
-from flnl_bench.leaderboards.comparison import check_name, comparison_table
+from flnl_bench.leaderboards.comparison import check_row_name, comparison_table
 from flnl_bench.leaderboards.formats import FORMATS, html_fragment
 from flnl_bench.leaderboards.metrics import COST
 from flnl_bench.leaderboards.paper import both_protocols, paper_cells, without_paper_numbers
@@ -136,7 +136,7 @@ def make_leaderboard(
         if len(table.seed_sets) > 1
     ]
     if against is not None:
-        check_name(tables, against)
+        check_row_name(tables, against)
     if paper and metric != COST:
         warnings += _paper_warnings(tables)
     unfinished = {record.folder: record.status for record in records if not record.done}

@@ -31,7 +31,7 @@ class Cell:
     count: int  # seeds behind the number
 
 
-def over_seeds(values: Mapping[int, float]) -> Cell:
+def cell_over_seeds(values: Mapping[int, float]) -> Cell:
     """Return mean and sample standard deviation over seeds, of which there is at least one."""
     mean, std = mean_std(values.values())
     assert mean is not None

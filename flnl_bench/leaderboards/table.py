@@ -11,7 +11,7 @@ from functools import cached_property
 
 from flnl_bench.leaderboards.comparability import Protocol, by_protocol, reasons_apart, scored, setting_key
 from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
-from flnl_bench.leaderboards.rows import Cell, Row, make_rows, over_seeds
+from flnl_bench.leaderboards.rows import Cell, Row, cell_over_seeds, make_rows
 from flnl_bench.results.run_record import METRICS, RunRecord
 
 BEST, SECOND = "best", "second"
@@ -129,7 +129,7 @@ def _cells(row: Row, metric: Metric) -> dict[str, Cell]:
     for setting, seeds in row.runs.items():
         values = {seed: value for seed, record in seeds.items() if (value := metric.of(record)) is not None}
         if values:
-            cells[setting] = over_seeds(values)
+            cells[setting] = cell_over_seeds(values)
     return cells
 
 
@@ -140,7 +140,7 @@ def _average(cells: Mapping[str, Cell], over: Sequence[str]) -> Cell | None:
     scored_cells = [cells[name] for name in over]
     if len({tuple(cell.values) for cell in scored_cells}) == 1:
         seeds = scored_cells[0].values
-        return over_seeds({s: statistics.fmean(cell.values[s] for cell in scored_cells) for s in seeds})
+        return cell_over_seeds({s: statistics.fmean(cell.values[s] for cell in scored_cells) for s in seeds})
     mean, fewest = statistics.fmean(c.mean for c in scored_cells), min(c.count for c in scored_cells)
     return Cell(mean, None, {}, fewest)
 

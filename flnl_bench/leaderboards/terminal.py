@@ -16,8 +16,8 @@ from flnl_bench.leaderboards.table import BEST, SECOND
 
 GAP = 2
 WIDE = 500  # characters per line of a file: no row is broken
-BROKEN = "\n±"
-JOINS = (" ± ", "±", BROKEN)  # between a number and its deviation: wide, narrow, on two lines
+TWO_LINES = "\n±"
+JOINS = (" ± ", "±", TWO_LINES)  # between a number and its deviation: wide, narrow, on two lines
 _STYLES = {BEST: "bold", SECOND: "underline"}
 
 
@@ -50,7 +50,7 @@ def _lay(table: TextTable, width: int, marked: bool) -> Group:
     parts += [Text(terminal(line), "dim") for line in table.about]
     if table.rows:
         everything = range(len(table.columns))
-        join = next((join for join in JOINS if _width(table, everything, join) <= width), BROKEN)
+        join = next((join for join in JOINS if _width(table, everything, join) <= width), TWO_LINES)
         parts += [_grid(table, block, join) for block in _blocks(table, width, join)]
     notes = [table.legend, *table.notes] if marked and table.legend else table.notes
     parts += [Text(terminal(note), "dim") for note in notes]
@@ -101,7 +101,7 @@ def _label(row: TextRow) -> str:
 def _header(name: str, join: str) -> str:
     """Break the name of a setting into kind and share where space is short."""
     name = terminal(name)
-    return "\n".join(name.rsplit("-", 1)) if join == BROKEN else name
+    return "\n".join(name.rsplit("-", 1)) if join == TWO_LINES else name
 
 
 def _text(cell: TextCell, join: str) -> Text:

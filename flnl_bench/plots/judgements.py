@@ -9,7 +9,7 @@ import numpy as np
 
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.rows import Row
-from flnl_bench.plots.source import Filters, Panel, beliefs_of, panels_of, runs_of, titles_of
+from flnl_bench.plots.source import Filters, Numbers, Panel, beliefs_of, panels_of, runs_of, titles_of
 from flnl_bench.plots.style import (
     CLEAN,
     NEUTRAL,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
 
 BINS = 40
-Numbers = np.ndarray[Any, Any]
 
 
 # -- the losses of a sieve ---------------------------------------------------------------------------

@@ -11,20 +11,19 @@ from flnl_bench.config import sampled_clients
 from flnl_bench.errors import BadInput
 from flnl_bench.observations.cases import VARIED
 from flnl_bench.plots.rounds import draw_line
-from flnl_bench.plots.source import titles_of
+from flnl_bench.plots.source import Numbers, titles_of
 from flnl_bench.plots.style import COLOURS, Figure, Look, canvas, head, in_style, legend, plain
 
 if TYPE_CHECKING:
     from flnl_bench.observations.memorization import Observation
 
 LOOKS = {  # name in the legend, and look
-    "centralised": ("all data in one place", Look(COLOURS[0], "o", "-")),
+    "centralised": ("all data at one place", Look(COLOURS[0], "o", "-")),
     "global": ("global model", Look(COLOURS[9], "p", "-")),
     "local": ("local models (mean, and each client)", Look(COLOURS[6], "^", "--")),
 }
 OBSERVED = {"memorised": "wrong labels\nmemorised (%)", "accuracy": "test accuracy (%)"}
-Rows = Sequence[Mapping[str, Any]]
-Numbers = np.ndarray[Any, Any]
+ObservedRows = Sequence[Mapping[str, Any]]
 
 
 @in_style
@@ -77,7 +76,7 @@ def _parts(
     )
 
 
-def _draw(axis: Any, rows: Rows, number: str) -> dict[str, Any]:
+def _draw(axis: Any, rows: ObservedRows, number: str) -> dict[str, Any]:
     """Draw one number of all models; of local models also client by client."""
     drawn = {}
     for model, (name, look) in LOOKS.items():
@@ -90,13 +89,13 @@ def _draw(axis: Any, rows: Rows, number: str) -> dict[str, Any]:
     return drawn
 
 
-def _draw_clients(axis: Any, rows: Rows, number: str, look: Look) -> None:
+def _draw_clients(axis: Any, rows: ObservedRows, number: str, look: Look) -> None:
     for who in dict.fromkeys((row["seed"], row["client"]) for row in rows):
         points = [(row["round"] + 1, row[number]) for row in rows if (row["seed"], row["client"]) == who]
         axis.plot(*zip(*points, strict=True), color=look.colour, linewidth=0.5, alpha=0.3)
 
 
-def _by_seed(rows: Rows, number: str) -> tuple[Numbers, list[Numbers]]:
+def _by_seed(rows: ObservedRows, number: str) -> tuple[Numbers, list[Numbers]]:
     """Return rounds, counted from 1, and the mean over clients in each of them, seed by seed."""
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     rounds = sorted({row["round"] for row in rows})

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
 
 BUBBLE = 0.21  # inches from client to client and from class to class
-WIDEST, HIGHEST = 12.0, 7.0  # inches of one panel
+WIDEST_PANEL, HIGHEST_PANEL = 12.0, 7.0  # inches of one panel
 NUMBERED = 10  # classes up to which the shares are written into a matrix
 Counts = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class DrawnFederation:
     """The contents of a picture of a scenario."""
 
     parts: tuple[str, ...]  # of its name
@@ -46,10 +46,10 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
         source: a scenario or its file, or runs: results, a frame, a run, a folder, or several of these.
         filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    drawn_federations = federations(source, filters)
-    clients, classes = (max(federation.given.shape[i] for federation in drawn_federations) for i in (0, 1))
-    size = (min(WIDEST, 1.2 + BUBBLE * clients), min(HIGHEST, 0.9 + BUBBLE * classes))
-    views = [(federation.parts, *view) for federation in drawn_federations for view in _views(federation)]
+    pictured = federations(source, filters)
+    clients, classes = (max(federation.given.shape[i] for federation in pictured) for i in (0, 1))
+    size = (min(WIDEST_PANEL, 1.2 + BUBBLE * clients), min(HIGHEST_PANEL, 0.9 + BUBBLE * classes))
+    views = [(federation.parts, *view) for federation in pictured for view in _views(federation)]
     columns = 2 if len(views) > 1 and size[0] < 5 else 1
     figure, axes = canvas(len(views), columns=columns, size=size)
     common, titles = titles_of([(*parts, when) for parts, when, _, _ in views])
@@ -69,7 +69,7 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
     return figure
 
 
-def _views(federation: Federation) -> list[tuple[str, Counts, Counts | None]]:
+def _views(federation: DrawnFederation) -> list[tuple[str, Counts, Counts | None]]:
     """Return title, counts [K, C] and the wrong ones among them, before and after the noise."""
     given, transitions = federation.given, federation.transitions
     if transitions is None:
@@ -129,7 +129,9 @@ def transitions(source: Source, client: int | Sequence[int] = (), **filters: Unp
     return figure
 
 
-def _matrices(federation: Federation, chosen: int | Sequence[int]) -> list[tuple[tuple[str, ...], Counts]]:
+def _matrices(
+    federation: DrawnFederation, chosen: int | Sequence[int]
+) -> list[tuple[tuple[str, ...], Counts]]:
     """Return the parts of the name and the counts of each matrix."""
     parts, kinds, counts = federation.parts, federation.kinds, federation.transitions
     if counts is None:
@@ -156,7 +158,7 @@ def _write_numbers(axis: Any, shares: Counts) -> None:
 
 
 # -- federations of a source -------------------------------------------------------------------------
-def federations(source: Any, filters: Any) -> list[Federation]:
+def federations(source: Any, filters: Any) -> list[DrawnFederation]:
     """Return each federation of a source once, however many methods were run on it."""
     from flnl_bench.scenario import load_scenario
 
@@ -176,23 +178,23 @@ def _place(record: RunRecord) -> tuple[Any, ...]:
     return config.dataset, config.partition, setting_key(config.setting), config.seed
 
 
-def _of_scenario(scenario: Scenario) -> Federation:
+def _of_scenario(scenario: Scenario) -> DrawnFederation:
     clients = [scenario.given[rows] for rows in scenario.clients]
     given = np.stack([np.bincount(labels, minlength=scenario.classes) for labels in clients])
     parts = (scenario.dataset, scenario.partition, scenario.setting, f"seed {scenario.seed}")
     transitions = scenario.transitions if scenario.truth_known else None
-    return Federation(parts, given, scenario.kinds, transitions)
+    return DrawnFederation(parts, given, scenario.kinds, transitions)
 
 
-def _of_run(record: RunRecord) -> Federation:
+def _of_run(record: RunRecord) -> DrawnFederation:
     config = record.config
     parts = (config.dataset, config.partition, config.setting, f"seed {config.seed}")
     if known := beliefs_of(record, "transitions", "noise_kind"):
         counts = known["transitions"]
-        return Federation(parts, counts.sum(1), [str(kind) for kind in known["noise_kind"]], counts)
+        return DrawnFederation(parts, counts.sum(1), [str(kind) for kind in known["noise_kind"]], counts)
     seen = beliefs_of(record, "client", "given", "noise_kind")  # without the truth: clients that took part
     if seen is None:
         raise BadInput(f"{record.folder} has no {BELIEFS_FILE}, which holds the labels of its clients")
     given = np.zeros((len(seen["noise_kind"]), int(seen["given"].max()) + 1), dtype=int)
     np.add.at(given, (seen["client"], seen["given"]), 1)
-    return Federation(parts, given, [str(kind) for kind in seen["noise_kind"]], None)
+    return DrawnFederation(parts, given, [str(kind) for kind in seen["noise_kind"]], None)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Names = str | int | Iterable[str | int] | None
 FILTERS = ("method", "dataset", "partition", "setting", "preset", "seed")
-BeliefArrays = dict[str, np.ndarray[Any, Any]]
+Numbers = np.ndarray[Any, Any]
 
 
 class Filters(TypedDict, total=False):
@@ -117,7 +117,7 @@ def rounds_of(record: RunRecord) -> list[RoundRow]:
     return rows
 
 
-def beliefs_of(record: RunRecord, *names: str) -> BeliefArrays | None:
+def beliefs_of(record: RunRecord, *names: str) -> dict[str, Numbers] | None:
     """Read the named arrays of a run's beliefs; None if one of them is missing."""
     path = record.folder / BELIEFS_FILE
     if not path.is_file():

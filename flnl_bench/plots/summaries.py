@@ -26,7 +26,7 @@ COST_AXES: Mapping[str, tuple[tuple[str, ...], str]] = {  # summed numbers of a 
 }
 
 
-def check_metric(metric: str) -> None:
+def check_accuracy(metric: str) -> None:
     """Refuse a metric that is not an accuracy."""
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
@@ -51,7 +51,7 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
         metric: last10 or best.
         filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    check_metric(metric)
+    check_accuracy(metric)
     panels = panels_of(runs_of(source, filters))
     figure, axes = canvas(3 * len(panels), sharey="row", sharex="col")
     common, titles = titles_of([panel.parts for panel in panels])
@@ -108,7 +108,7 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
         filters: only runs with these names: method (and its variants), dataset, partition, setting, preset,
             seed.
     """
-    check_metric(metric)
+    check_accuracy(metric)
     method, panels = _one_method(source, filters)
     panels = [panel for panel in panels if len(panel.rows) > 1]
     if not panels:
@@ -172,7 +172,7 @@ def grid(
         metric: last10 or best.
         filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    check_metric(metric)
+    check_accuracy(metric)
     method, panels = _one_method(source, filters)
     panels = [Panel(p.protocol, p.setting, [r for r in p.rows if r.method == method]) for p in panels]
     panels = [panel for panel in panels if len(panel.rows) > 1]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STATIC = files("flnl_bench.report") / "static"
 GENERATOR = "flnl-bench report"  # in every page: such a folder may be replaced
-DOWNLOADS = {"last10": "Last-10 accuracy", "best": "Best accuracy", COST: "Cost"}
+DOWNLOAD_TITLES = {"last10": "Last-10 accuracy", "best": "Best accuracy", COST: "Cost"}
 DOWNLOAD_FORMATS = ("csv", "md", "latex", "json")
 MAIN_PAGES = ("index.html", "compare.html", "cost.html")
 SUBFOLDERS = {  # with the endings of their files
@@ -168,7 +168,7 @@ def _copy_static(site: Path) -> None:
 def _downloads(report: Report, site: Path) -> list[tuple[str, list[str]]]:
     """Write the tables in every format; return the names of the files by title."""
     results, downloads = report.results, []
-    for metric, title in DOWNLOADS.items():
+    for metric, title in DOWNLOAD_TITLES.items():
         board = make_leaderboard(results.records, metric, paper=True, problems=results.problems)
         names = []
         for name in DOWNLOAD_FORMATS:
