@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from flnl_methods.fedgr import FedGR
+from flnl_methods.fedgr_released import FedGRReleased
 
 import flnl_bench as fb
 from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.methods import hyperparameters
 from flnl_bench.results.archive import import_runs
 
 METHODS = ("fedavg", "fedavg/strong", "fedgr", "fedgr/released")
 SETTINGS = ("sym-0.6", "sym-1.0", "asym-1.0", "mixed-1.0")
+RELEASED = hyperparameters(FedGRReleased).keys() - hyperparameters(FedGR).keys() - {"release"}
 SWITCHES = Path(__file__).parents[1] / "results" / "studies" / "fedgr-switches.zip"
 
 
@@ -61,7 +65,7 @@ def switches(runs: pd.DataFrame) -> Iterator[Sequence[str]]:
     """Last-10 accuracy with each switch alone and what it changes, over the seeds that every row has."""
     cells = [(setting, partition) for partition in ("iid", "dir-0.3") for setting in ("sym-0.6", "mixed-1.0")]
     runs = runs[[cell in cells for cell in zip(runs.setting, runs.partition, strict=True)]]
-    names = runs.changed.map(lambda changed: ", ".join(changed)).where(runs.method == "fedgr", "all")
+    names = pd.Series([switch_of(*run) for run in zip(runs.method, runs.changed, strict=True)], runs.index)
     runs = runs.assign(name=names).drop_duplicates(["name", "setting", "partition", "seed"])
     table = runs.pivot(index="seed", columns=["name", "setting", "partition"], values="last10").dropna()
     yield [
@@ -72,6 +76,13 @@ def switches(runs: pd.DataFrame) -> Iterator[Sequence[str]]:
     for name in [*sorted(set(names) - {"", "all"}), "all"]:
         title = "all: `fedgr/released`" if name == "all" else f"`{name}`"
         yield [title, *(effect(table[name, *cell], table["", *cell]) for cell in cells)]
+
+
+def switch_of(method: str, changed: Mapping[str, object]) -> str:
+    """The switch that is on: "all" as released, none by the equations."""
+    if method == "fedgr":  # its switches were hyper-parameters of the method when these runs were made
+        return ", ".join(changed)
+    return ", ".join(name for name in RELEASED if name not in changed) if changed else "all"
 
 
 def effect(values: pd.Series, before: pd.Series) -> str:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.errors import BadInput as BadInput
     from flnl_bench.errors import MethodFailed as MethodFailed
     from flnl_bench.errors import MissingData as MissingData
-    from flnl_bench.errors import bounded as bounded
     from flnl_bench.errors import require as require
     from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
     from flnl_bench.leaderboards.pandas_api import Results as Results
@@ -40,6 +39,11 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.methods import load_plugin as load_plugin
     from flnl_bench.models import ModelKind as ModelKind
     from flnl_bench.plugin_files import API_VERSION as API_VERSION
+    from flnl_bench.ranges import NotNegative as NotNegative
+    from flnl_bench.ranges import Positive as Positive
+    from flnl_bench.ranges import Range as Range
+    from flnl_bench.ranges import Share as Share
+    from flnl_bench.ranges import bounded as bounded
     from flnl_bench.registry import hookimpl as hookimpl
     from flnl_bench.report.site import write_report as write_report
     from flnl_bench.results.run_record import RunRecord as RunRecord
@@ -80,7 +84,8 @@ _NAMES = {
         "network_weights",
     ),
     "flnl_bench.data": ("Augmentation", "Dataset", "DatasetKind"),
-    "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "bounded", "require"),
+    "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "require"),
+    "flnl_bench.ranges": ("NotNegative", "Positive", "Range", "Share", "bounded"),
     "flnl_bench.leaderboards.pandas_api": ("Results", "leaderboard", "load_results"),
     "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
     "flnl_bench.models": ("ModelKind",),

@@ -8,6 +8,7 @@ goes through `inbox`, `upload`, `Federation.visit` or the weights, and the engin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flnl_bench.aggregation import average, combined
 from flnl_bench.config import sampled_clients
-from flnl_bench.numerics import average
 from flnl_bench.random_streams import stream
+from flnl_bench.ranges import check_ranges
 
 Model = Any  # an nn.Module: a Network (with `features` and `both`), or what Method.build makes of some
 Weights = dict[str, Tensor]  # parameters and buffers by name
@@ -84,7 +86,6 @@ class Client:
     received: Model  # the global model as sent, frozen, in evaluation mode
     state: State  # survives rounds; the engine checkpoints it
     inbox: Mapping[str, Any]  # what the server sent beside the weights
-    epochs: int
     rng: np.random.Generator  # the method's own draws on this client in this round
     batch_rng: np.random.Generator  # order of the examples: the same for every method
     bind: Callable[[Weights], Model]  # a frozen model that shares memory with other weights
@@ -98,16 +99,27 @@ class Client:
         """n_k, the number of examples."""
         return len(self.y)
 
-    def steps(self, rows: np.ndarray | None = None, epochs: int | None = None) -> list[Step]:
+    @property
+    def epochs(self) -> int:
+        """E, the local epochs of a training."""
+        return self.terms.epochs
+
+    def steps(
+        self,
+        rows: np.ndarray | None = None,
+        epochs: int | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> list[Step]:
         """Shuffled mini-batches over `rows` (default: all) for some epochs (default: all of them).
 
-        A short last batch is kept; a last batch of one example, on which BatchNorm cannot train, joins
-        the batch before it.
+        The order is that of every method; with `rng`, say the client's own, it is drawn from there, and what
+        every method draws stays as it is. A short last batch is kept; a last batch of one example, on which
+        BatchNorm cannot train, joins the batch before it.
         """
         rows = np.arange(self.size) if rows is None else rows
         steps = []
         for _ in range(self.epochs if epochs is None else epochs):
-            order = self.batch_rng.permutation(rows)
+            order = (rng or self.batch_rng).permutation(rows)
             starts = list(range(0, len(order), self.terms.batch_size))
             if len(starts) > 1 and len(order) - starts[-1] == 1:
                 starts.pop()
@@ -161,7 +173,7 @@ class Federation(Protocol):
     Results come in the order of the client numbers, whatever the order of `ids`.
     """
 
-    def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
+    def train(self, ids: Sequence[int]) -> list[Update]:
         """Send the global weights and train the clients locally."""
 
     def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
@@ -179,13 +191,31 @@ class Method:
     name: ClassVar[str]
     reference: ClassVar[str] = ""  # authors, title, venue
     version: ClassVar[int] = 1  # raised by its author when its numbers change: other runs, other rows
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named changes of hyper-parameters
+    # Named changes of hyper-parameters, or the place of a subclass: "module:Class".
+    variants: ClassVar[Mapping[str, Mapping[str, Any] | str]] = {}
     private: ClassVar[tuple[str, ...]] = ()  # parts of build() that train but stay in client.state
     members: ClassVar[tuple[str, ...]] = ()  # networks of build() whose own test accuracy is recorded too
 
     def __init_subclass__(cls) -> None:
-        """Make the annotated attributes the fields of a frozen dataclass."""
+        """Make the annotated attributes the fields of a frozen dataclass, whose ranges are checked."""
         dataclasses.dataclass(frozen=True)(cls)
+        initialise = cls.__init__
+
+        # Not __post_init__: a method may have its own.
+        @functools.wraps(initialise)
+        def initialise_in_range(self: Method, *args: Any, **kwargs: Any) -> None:
+            initialise(self, *args, **kwargs)
+            check_ranges(self)
+
+        cls.__init__ = initialise_in_range  # type: ignore[method-assign]
+
+    # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """The rounds before the method's own mechanism is in full use; 0 if it is from the start.
+
+        The engine does not ask; tests and `plugin check` do, to know in which rounds they see it.
+        """
+        return 0
 
     # -- what is trained ---------------------------------------------------------------------------
     def views(self) -> tuple[str, ...]:
@@ -239,8 +269,12 @@ class Method:
         return {}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The next global weights: the mean weighted by n_k."""
-        return average([u.weights for u in updates], [u.size for u in updates])
+        """The next global weights: the mean weighted by n_k of the models that are finite.
+
+        A model with a weight that is NaN or infinite has diverged and is left out; if all have, the global
+        weights stay.
+        """
+        return combined(updates, average, server.weights)
 
     def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
         """One round; override it to exchange more than once. Returns numbers worth recording."""

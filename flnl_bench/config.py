@@ -187,10 +187,12 @@ def check_seeds(seeds: Any) -> list[int]:
     is_list = isinstance(seeds, Iterable) and not isinstance(seeds, str) and getattr(seeds, "ndim", 1) > 0
     checked = [check_seed(seed) for seed in seeds] if is_list else []
     fits = 0 < len(checked) == len({*checked})
-    require(fits, "seeds", repr(seeds), "a list of whole numbers, none of them twice")
+    given = checked if is_list else seeds
+    require(fits, "seeds", repr(given), "a list of whole numbers, none of them twice")
     return checked
 
 
+@functools.lru_cache  # thousands of records have the same few names
 def _as_folder(name: str) -> str:
     return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
 

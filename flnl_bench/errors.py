@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,15 +68,3 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
     """Raise an error that names a value and what is allowed, unless the condition holds."""
     if not condition:
         raise BadInput(f"{name} is {value}, but must be {allowed}")
-
-
-def bounded(
-    owner: object, *names: str, low: float = 0.0, high: float = math.inf, above: bool = False
-) -> None:
-    """Refuse attributes that are not numbers from low to high, or above low; None is left alone."""
-    limits = f"a number from {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None:
-            fits = (low < value if above else low <= value) and value <= high and value < math.inf
-            require(fits, name, value, f"above {low:g}" if above else limits)

@@ -1,7 +1,7 @@
-"""Text of foreign origin, made harmless: one function for each medium that it is written to.
+"""Text of foreign origin, made harmless: one function per output format.
 
-Names, labels and messages come from run.json, suite files, archives and plugins. What cannot be printed is
-shown as an escape, as in \\x1b; what means something to a medium is taken out of its meaning.
+Names, labels and messages come from run.json, suite files, archives and plugins. Characters that cannot be
+printed are shown as escapes, as in \\x1b; the markup of a format is escaped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import html as _html
 import re
 from typing import TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def terminal(text: str) -> str:
@@ -41,7 +41,7 @@ def _json_sign(sign: str) -> str:
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 
-def csv(value: T) -> T | str:
+def csv(value: _T) -> _T | str:
     """A cell; a text that a spreadsheet would take for a formula begins with an apostrophe."""
     if not isinstance(value, str):
         return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import importlib
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench import plugin_files
 from flnl_bench.errors import BadInput, nearest, one_line, unknown
+from flnl_bench.ranges import ranges_of
 from flnl_bench.registry import METHODS_HOOK, Plugins, Registry, Source, installed, use_plugin_files
 
 if TYPE_CHECKING:
@@ -73,20 +75,26 @@ class Methods:
 
     def method_class(self, name: str) -> type[Method]:
         """The class behind the name of a method or variant."""
+        return self._find(name)[0]
+
+    def variant_values(self, name: str) -> Mapping[str, Any]:
+        """The hyper-parameters that a variant changes or adds; none of a method."""
+        return self._find(name)[1]
+
+    def _find(self, name: str) -> tuple[type[Method], Mapping[str, Any]]:
         base, slash, variant = name.partition("/")
         cls = self.methods.get(base)
         if cls is None or (slash and variant not in cls.variants):
             raise unknown("method", name, self.names())
-        return cls
+        return (variant_class(cls, variant), variant_values(cls, variant)) if slash else (cls, {})
 
     def make(self, name: str, preset: Mapping[str, Any], changes: Mapping[str, str]) -> Method:
         """A method with its preset values, its variant's values and the user's `key=value` changes."""
-        cls = self.method_class(name)
+        cls, variant = self._find(name)
         kinds = hyperparameters(cls)
         for key in preset:
             if key not in kinds:
                 raise unknown(f"hyper-parameter of {cls.name}", key, kinds, "the preset")
-        variant = cls.variants.get(name.partition("/")[2], {})
         try:
             return cls(**{**preset, **variant, **self.parse(name, changes)})
         except BadInput:
@@ -96,11 +104,10 @@ class Methods:
 
     def parse(self, name: str, changes: Mapping[str, str], where: str = "--set ") -> dict[str, Any]:
         """The values of changed hyper-parameters from their texts; errors say `where` they are written."""
-        cls = self.method_class(name)
-        kinds = hyperparameters(cls)
+        kinds = hyperparameters(self.method_class(name))
         for key in changes:
             if key not in kinds:
-                raise _unknown_key(cls.name, where + key, key, kinds)
+                raise _unknown_key(name, where + key, key, kinds)
         return {key: parse_value(where + key, text, kinds[key]) for key, text in changes.items()}
 
 
@@ -176,11 +183,45 @@ def kind_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
+def variant_class(cls: type[Method], variant: str) -> type[Method]:
+    """The class of a variant: the method's own, or the subclass that is declared as "module:Class".
+
+    The module is imported when the variant is asked for; without a module, it is that of the method.
+    """
+    target = cls.variants[variant]
+    if not isinstance(target, str):
+        return cls
+    module, _, name = target.rpartition(":")
+    found = getattr(importlib.import_module(module or cls.__module__), name, None)
+    if not (isinstance(found, type) and issubclass(found, cls)):
+        raise BadInput(f"variant {variant!r} is {target!r}, but must be a subclass of {cls.__name__}")
+    return found
+
+
+def variant_values(cls: type[Method], variant: str) -> Mapping[str, Any]:
+    """The hyper-parameters of a variant that the method itself does not have, or has with another value."""
+    declared = cls.variants[variant]
+    if not isinstance(declared, str):
+        return declared
+    plain, values = values_of(cls()), values_of(variant_class(cls, variant)())
+    return {key: value for key, value in values.items() if key not in plain or plain[key] != value}
+
+
 def check_class(cls: type[Method]) -> None:
     """Refuse a class whose names, hyper-parameters or variants cannot be used."""
     for name in (cls.name, *cls.variants):
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise BadInput(f"{name!r} is not lower-case words joined by dashes")
+    _check_hyperparameters(cls)
+    for variant in cls.variants:
+        found = variant_class(cls, variant)
+        if found is cls:
+            _check_values(cls, variant_values(cls, variant), f"variant {variant!r}")
+        else:
+            _check_hyperparameters(found)
+
+
+def _check_hyperparameters(cls: type[Method]) -> None:
     check_hooks(cls)
     kinds = hyperparameters(cls)
     if "version" in kinds:
@@ -193,14 +234,19 @@ def check_class(cls: type[Method]) -> None:
             raise BadInput(f"hyper-parameter {key!r} is annotated {kind_name(kind)}, but may be {KINDS}")
         if defaults[key] is dataclasses.MISSING:
             raise BadInput(f"hyper-parameter {key!r} has no default")
-    variants = {f"variant {variant!r}": values for variant, values in cls.variants.items()}
-    for where, values in {"its defaults": defaults, **variants}.items():
-        for key, value in values.items():
-            if key not in kinds:
-                raise unknown("hyper-parameter", key, kinds, where)
-            if not _fits(value, kinds[key]):
-                raise BadInput(f"{key} is {value!r} in {where}, but must be {kind_name(kinds[key])}")
-        cls(**values)
+        if key in ranges_of(cls) and _base(kind) not in (int, float):
+            raise BadInput(f"hyper-parameter {key!r} has a range, but is {kind_name(kind)}")
+    _check_values(cls, defaults, "its defaults")
+
+
+def _check_values(cls: type[Method], values: Mapping[str, Any], where: str) -> None:
+    kinds = hyperparameters(cls)
+    for key, value in values.items():
+        if key not in kinds:
+            raise unknown("hyper-parameter", key, kinds, where)
+        if not _fits(value, kinds[key]):
+            raise BadInput(f"{key} is {value!r} in {where}, but must be {kind_name(kinds[key])}")
+    cls(**values)
 
 
 def check_hooks(cls: type[Method]) -> None:
@@ -208,6 +254,7 @@ def check_hooks(cls: type[Method]) -> None:
     from flnl_bench.api import Method
 
     hooks = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
+    hooks.discard("warmup")  # it changes no number, and a method may have a `warm_up` of its own
     for parent in cls.__mro__[: cls.__mro__.index(Method)]:
         for name, value in vars(parent).items():
             near = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)

@@ -16,7 +16,7 @@ from types import ModuleType
 from flnl_bench.errors import BadInput
 
 VARIABLE = "FLNL_PLUGINS"  # paths as in PATH; an environment variable reaches all processes that are started
-API_VERSION = 1  # of what plugins may rely on; raised when a plugin for the new one cannot work with the old
+API_VERSION = 2  # of what plugins may rely on; raised when a plugin for the new one cannot work with the old
 WANTED = "flnl_api"  # the attribute of a plugin that names the version it was written for
 
 

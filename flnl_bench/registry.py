@@ -244,12 +244,9 @@ class Plugins:
                 self.problems.append(f"plugin {plugin!r} ({source.where}): {self.failed[plugin]}; skipped")
         return self.loaded[plugin]
 
-    def file_digest(self, hook: str, name: str) -> tuple[str, str] | None:
-        """The name and the digest of the plugin file that an entry comes from; None if it is from none."""
-        plugin = self.tables[hook].origin.get(name, OWN) if hook in self.tables else OWN
-        source = self.found.get(plugin)
-        digest = plugin_files.loaded_digest(source.file) if source and source.file else None
-        return (plugin, digest) if digest else None
+    def source_of(self, hook: str, name: str) -> Source | None:
+        """The plugin that an entry comes from; None if it is built in."""
+        return self.found.get(self.tables[hook].origin.get(name, OWN)) if hook in self.tables else None
 
 
 def _loaded(entry: EntryPoint) -> object:
@@ -307,8 +304,18 @@ def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
         own = [v for v in values if isinstance(v, type) and v.__module__ == names["__name__"]]
         found = [cls for cls in own if issubclass(cls, base)]
         parents = {parent for cls in found for parent in cls.__mro__[1:]}
-        offered[hook] = [cls for cls in found if hasattr(cls, "name") or cls not in parents]
+        offered[hook] = [
+            cls
+            for cls in found
+            if (hasattr(cls, "name") or cls not in parents) and cls.__name__ not in _variants(found)
+        ]
     return offered
+
+
+def _variants(classes: Iterable[Any]) -> set[str]:
+    """The names of classes that are variants of methods, and no methods of their own."""
+    declared = [target for cls in classes for target in getattr(cls, "variants", {}).values()]
+    return {target.rpartition(":")[2] for target in declared if isinstance(target, str)}
 
 
 def _why(error: BaseException, source: Source) -> str:

@@ -1,6 +1,6 @@
 """The picture of docs/architecture.md, drawn from the imports as they are.
 
-python tests/architecture_picture.py     # writes docs/architecture.svg anew
+python tests/architecture_picture.py     # writes docs/architecture.svg again
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ BASE = (
     "random_streams",
     "processes",
     "atomic_files",
+    "input_files",
     "config",
     "plugin_files",
     "registry",

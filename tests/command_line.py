@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flnl_bench.cli import main
 from flnl_bench.methods import default_methods
-from flnl_bench.running.runner import Run
+from flnl_bench.running.runner import Runner
 
 TINY = ["--rounds", "3", "--clients", "4", "--epochs", "1", "--samples", "200", "--fraction", "0.5"]
 
@@ -64,8 +64,8 @@ def rounds_of(run_dir) -> list[dict]:
 
 
 def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
-    """The same, but stopped by a signal when a round is finished."""
-    play = Run.play
+    """Run a command that a signal stops when a round is finished."""
+    run = Runner.run
 
     def stopping(self, *, fresh, progress):
         def watch(row):
@@ -73,8 +73,8 @@ def interrupted(number, *arguments, monkeypatch, by=signal.SIGINT) -> Done:
             if row["round"] + 1 == number:
                 signal.raise_signal(by)
 
-        return play(self, fresh=fresh, progress=watch)
+        return run(self, fresh=fresh, progress=watch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "play", stopping)
+        patch.setattr(Runner, "run", stopping)
         return flnl(*arguments)

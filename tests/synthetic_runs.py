@@ -39,12 +39,12 @@ def write_run(
     changed=(),
     label=None,
     version=1,
-    source=None,
+    code=None,
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
     Its hyper-parameters are those of the preset unless given. `all_rounds` writes rounds.jsonl too, which the
-    leaderboard never reads; `source` is the digest of the method's code, unknown if not given.
+    leaderboard does not read; `code` has the digests of the code by kind, unknown if not given.
     """
     named = preset_of(preset).name
     protocol = preset_of(preset).training(dataset, **(training or {}))
@@ -57,14 +57,13 @@ def write_run(
         round_row(n, best if n == 0 and protocol.rounds > 10 else accuracy) for n in range(protocol.rounds)
     ]
     drawn = hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
-    code = {"code": {"method": source}} if source else {}
     record = RunRecord(
         status=status,
         config=config,
         changed=dict(changed),
         label=label,
         scenario=ScenarioFacts(fingerprint or drawn, protocol.clients, 1437, 0.7),
-        provenance={**provenance(numbers), **code},
+        provenance={**provenance(numbers), "code": code or {}},
         started="2026-01-01T00:00:00+00:00",
         summary=summarise(rows) if status == "done" else None,
         ended=ended if status == "done" else None,

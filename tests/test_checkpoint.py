@@ -134,20 +134,6 @@ def test_a_state_that_grows_gets_a_file_and_one_that_shrinks_loses_it(folder):
     assert seen(Checkpoint(folder).load()[1]) == {3: 4, 7: 6, 11: 2}
 
 
-def test_a_checkpoint_of_format_2_is_gone_on_from(tmp_path, monkeypatch):
-    """There every client had a file, and the engine's had no states of clients."""
-    folder = tmp_path / "checkpoint"
-    with monkeypatch.context() as patch:
-        patch.setattr("flnl_bench.engine.checkpoint.SMALL", -1)
-        patch.setattr("flnl_bench.engine.checkpoint.FORMAT", 2)
-        saved(folder, 3, {3: large(5), 7: {"seen": 8}}, {3, 7})
-    assert "client-00007-r00003.safetensors" in files(folder)
-    assert seen(Checkpoint(folder).load()[1]) == {3: 5, 7: 8}
-    saved(folder, 4, {3: large(5), 7: {"seen": 9}}, {7})
-    assert files(folder) == ["client-00003-r00003.safetensors", "engine-r00004.safetensors", "state.json"]
-    assert seen(Checkpoint(folder).load()[1]) == {3: 5, 7: 9}
-
-
 def test_a_checkpoint_says_how_many_rounds_it_holds(folder, tmp_path):
     assert Checkpoint(folder).finished_rounds == 2
     assert Checkpoint(tmp_path / "none").finished_rounds == 0
@@ -223,10 +209,11 @@ def flip_a_bit(path):
         ("state.json", cut),
         ("state.json", truncate_to_nothing),
         ("state.json", lambda path: path.write_text("[]")),
-        ("state.json", lambda path: path.write_text('{"format": 1}')),
+        ("state.json", flip_a_bit),
         ("state.json", lambda path: path.write_bytes(b"\xff\xfe")),
         ("engine-r00002.safetensors", cut),
         ("engine-r00002.safetensors", truncate_to_nothing),
+        ("engine-r00002.safetensors", flip_a_bit),
         ("client-00003-r00002.safetensors", cut),
         ("client-00003-r00002.safetensors", flip_a_bit),
         ("client-00003-r00002.safetensors", lambda path: path.unlink()),

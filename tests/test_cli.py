@@ -55,9 +55,10 @@ def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_pa
 
 
 def test_image_net_weights_are_the_presets_choice_unless_asked_for():
-    from flnl_bench.running.resolve import Request, configure
+    from flnl_bench.running.options import RunOptions
+    from flnl_bench.running.resolve import configure
 
-    asked = Request("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
+    asked = RunOptions("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
     assert configure(asked)[0].training.pretrained
     assert not configure(replace(asked, training={"pretrained": False}))[0].training.pretrained
 
@@ -73,17 +74,25 @@ def test_two_folders_get_the_same_rounds(tmp_path):
     assert first["scenario"] == second["scenario"]
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_ends_with_the_same_numbers(tmp_path, monkeypatch):
+def test_an_interrupted_run_says_how_to_resume_and_ends_with_the_same_numbers(tmp_path, monkeypatch):
     whole = flnl(*tiny(tmp_path / "whole", "--json")).json
     broken = interrupted(2, *tiny(tmp_path / "broken"), monkeypatch=monkeypatch)
     assert broken.code == 130
-    assert broken.errors[-1] == (
-        "flnl-bench: interrupted after round 2 of 3; the same command goes on from there"
-    )
+    assert broken.errors[-1] == ("flnl-bench: interrupted after round 2 of 3; the same command resumes it")
     resumed = flnl(*tiny(tmp_path / "broken", "--json"))
     assert "flnl-bench: resuming after round 2 of 3" in resumed.errors
     assert resumed.json["resumed"] == 1
     assert rounds_of(resumed.json["run_dir"]) == rounds_of(whole["run_dir"])
+
+
+def test_two_learning_rates_are_two_runs(tmp_path):
+    command = ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", 2, "--samples", 80]
+    command += ["--clients", 4, "--epochs", 1, "--out", tmp_path, "--json", "--lr"]
+    # Eight hexadecimal digits of the hash are the same for these two.
+    first, second = (flnl(*command, lr).json for lr in (0.022903, 0.099656))
+    assert first["run_dir"] != second["run_dir"]
+    assert rounds_of(first["run_dir"]) != rounds_of(second["run_dir"])
+    assert flnl(*command, 0.022903).json == first
 
 
 def test_a_torn_line_of_rounds_is_repaired_on_resume(tmp_path, monkeypatch):
@@ -137,7 +146,7 @@ def test_set_changes_a_hyperparameter(tmp_path):
 def test_sigterm_is_treated_like_ctrl_c(tmp_path, monkeypatch):
     done = interrupted(1, *tiny(tmp_path), monkeypatch=monkeypatch, by=signal.SIGTERM)
     assert done.code == 130
-    assert done.errors[-1].endswith("interrupted after round 1 of 3; the same command goes on from there")
+    assert done.errors[-1].endswith("interrupted after round 1 of 3; the same command resumes it")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -161,7 +170,7 @@ def test_a_stop_that_a_library_swallows_is_heard(tmp_path, monkeypatch, where, m
     heard = int(not mistaken)
     assert done.code == 130
     assert done.errors[-1] == (
-        f"flnl-bench: interrupted after round {heard} of 3; the same command goes on from there"
+        f"flnl-bench: interrupted after round {heard} of 3; the same command resumes it"
     )
     assert flnl(*tiny(tmp_path, "--json")).json["resumed"] == heard
     (file,) = tmp_path.rglob("run.json")
@@ -220,7 +229,8 @@ def test_list_shows_every_kind():
 
 def test_list_methods_tells_hyperparameters_and_variants():
     methods = {row["name"]: row for row in flnl("list", "methods", "--json").json["methods"]}
-    assert methods["fedprox"]["hyperparameters"] == {"mu": {"type": "float", "default": 1.0}}
+    mu = {"type": "float", "default": 1.0, "range": "from 0"}
+    assert methods["fedprox"]["hyperparameters"] == {"mu": mu}
     assert methods["fedavg"]["variants"] == {"fedavg/strong": {"view": "strong"}}
 
 
@@ -232,7 +242,7 @@ def test_presets_are_listed_with_the_protocol_of_each_dataset():
 def test_show_finds_a_run_by_path_file_and_hash(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir = flnl(*tiny("results/runs", "--json")).json["run_dir"]
-    texts = {flnl("show", name).out for name in (run_dir, f"{run_dir}/run.json", run_dir[-8:])}
+    texts = {flnl("show", name).out for name in (run_dir, f"{run_dir}/run.json", run_dir[-16:])}
     (text,) = texts
     for word in (
         "done, 3 rounds",
@@ -248,7 +258,7 @@ def test_show_finds_a_run_by_path_file_and_hash(tmp_path, monkeypatch):
     assert [row["round"] for row in record["rounds"]] == [0, 1, 2]
 
 
-def test_show_of_an_interrupted_run_says_how_far_it_came(tmp_path, monkeypatch):
+def test_show_of_an_interrupted_run_says_how_many_rounds_are_done(tmp_path, monkeypatch):
     interrupted(1, *tiny(tmp_path), monkeypatch=monkeypatch)
     (file,) = tmp_path.rglob("run.json")
     assert "interrupted, 1 of 3 rounds" in flnl("show", file).out

@@ -8,6 +8,9 @@ import shutil
 import pytest
 from command_line import flnl, interrupted, tiny
 
+from flnl_bench.errors import BadInput
+from flnl_bench.methods import parse_value
+
 
 def refused(*arguments, code=2) -> str:
     """The one line with which a command is refused."""
@@ -41,7 +44,7 @@ def refused(*arguments, code=2) -> str:
         (["--training", "foo"], "--training 'foo': expected KEY=VALUE, as in --training lr=0.05"),
         (["--training", "momentum=x"], "--training momentum=x: expected a number"),
         (["--training", "lr=1", "--lr", "1"], "--training lr and --lr are both given"),
-        (["--pretrained"], "ImageNet weights are there for --model resnet50"),
+        (["--pretrained"], "has no ImageNet weights; they exist for --model resnet50"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--rounds", "0"], "rounds is 0, but must be a whole number from 1"),
         (["--clients", "0"], "clients is 0"),
@@ -61,9 +64,9 @@ def refused(*arguments, code=2) -> str:
         (["--method", "fedprox", "--set", "mu=much"], "--set mu=much: expected a number"),
         (["--seed", "1", "--seeds", "1,2"], "--seed and --seeds are both given"),
         (["--seeds", "1,x"], "--seeds '1,x': expected whole numbers"),
-        (["--seeds", "1,1"], "a seed is there twice"),
-        (["--seeds", ""], "there is nothing after --seeds"),
-        (["--data-dir="], "there is nothing after --data-dir="),
+        (["--seeds", "1,1"], "seeds is [1, 1], but must be a list of whole numbers, none of them twice"),
+        (["--seeds", ""], "after --seeds"),
+        (["--data-dir="], "after --data-dir="),
         (["--seed", "-1"], "invalid value for '--seed'"),
         (["--rounds", "many"], "invalid value for '--rounds': Input should be a valid integer"),
         (["--sede", "1"], "no such option: --sede; did you mean --seed?"),
@@ -98,8 +101,8 @@ def test_a_bad_value_is_refused_before_anything_is_written(tmp_path, changes, ex
         (["scenario", "export", "--setting", "clean"], "missing option '--output'"),
         (["scenario", "export", "--setting", "clean", "-o", "/dev/null/x"], "cannot write the scenario"),
         (["show", "nothing"], "there is no run 'nothing'"),
-        (["leaderboard", "-o", ""], "there is nothing after -o"),
-        ([""], "there is nothing after flnl-bench"),
+        (["leaderboard", "-o", ""], "after -o"),
+        ([""], "after flnl-bench"),
     ],
 )
 def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
@@ -109,7 +112,6 @@ def test_a_bad_command_is_refused(tmp_path, monkeypatch, arguments, expected):
 
 
 def test_a_bad_seed_among_several_stops_all_of_them(tmp_path, monkeypatch):
-    from flnl_bench.errors import BadInput
     from flnl_bench.running import api
 
     prepare = api.prepare
@@ -168,14 +170,21 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def copy(finished, tmp_path):
-    """A copy to be spoilt."""
+    """A copy to damage."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1, "config": 3}', '{"schema": 99}'])
-def test_show_refuses_a_torn_or_foreign_record(copy, text):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "torn: not whole JSON"),
+        ("{}", "foreign: not a run of flnl-bench"),
+        ('{"status": "done", "schema": 99}', "schema 99, but this version of flnl-bench reads 2"),
+    ],
+)
+def test_show_refuses_a_torn_or_foreign_record(copy, text, why):
     (copy / "run.json").write_text(text)
-    assert refused("show", copy) == f"{copy / 'run.json'} is torn, or not a run of this version of flnl-bench"
+    assert refused("show", copy).startswith(f"{copy / 'run.json'}: {why}")
 
 
 @pytest.mark.parametrize("text", ["[1]\n", '{"a": 1}\n', '{"accuracy": "high", "seconds": 1}\n'])
@@ -186,12 +195,12 @@ def test_show_refuses_foreign_rounds(copy, text):
 
 def test_show_refuses_bytes_that_are_no_text(copy):
     (copy / "rounds.jsonl").write_bytes(b"\xff\xfe\x00")
-    assert "does not hold rounds" in refused("show", copy)
+    assert refused("show", copy) == f"{copy / 'rounds.jsonl'} cannot be read: not text"
 
 
 def test_show_refuses_a_finished_run_without_rounds(copy):
     (copy / "rounds.jsonl").unlink()
-    assert "missing or empty, though the run is finished" in refused("show", copy)
+    assert "is a finished run, but has no rounds" in refused("show", copy)
 
 
 def test_show_refuses_a_folder_without_a_run(tmp_path):
@@ -206,7 +215,7 @@ def test_show_lists_the_candidates_of_an_ambiguous_name(finished, tmp_path, monk
     assert line.startswith("2 runs end in '0123abcd': results/runs/a/quick-s1-0123abcd, results/runs/b/")
 
 
-def test_show_shows_what_is_whole_of_a_torn_line(copy):
+def test_show_leaves_out_a_torn_line(copy):
     text = (copy / "rounds.jsonl").read_text()
     (copy / "rounds.jsonl").write_text(text[:-30])
     assert len(json.loads(flnl("show", copy, "--json").out)["rounds"]) == 2
@@ -252,6 +261,39 @@ def test_show_preset_asks_which():
 def test_runs_of_another_folder_are_shown_by_their_folder(tmp_path):
     flnl(*tiny(tmp_path / "runs"))
     assert "takes their folders" in flnl("list", "runs", "--runs", tmp_path / "runs").errors[-1]
+
+
+# -- values that nobody can mean ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--devices", ""],
+        ["--devices", ","],
+        ["--method", "fedgr/"],
+        ["--method", "fednoro", "--set", "fits=1000000"],
+        ["--method", "fl-coteaching", "--set", "forget_rate=inf"],
+        ["--clients", "1000000"],
+        ["--rounds", str(10**12)],
+        ["--seed", str(2**70)],
+    ],
+)
+def test_options_that_no_run_can_have_are_one_line_and_nothing_is_created(tmp_path, more):
+    method = ["--method", "fedavg"] if "--method" not in more else []
+    refused("run", *method, "--setting", "sym-1.0", *more, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "1" * 5000, "{a=" * 3000, '"\\uD800"', "inf", "nan", "1e400"])
+def test_values_in_toml_that_no_run_can_have_are_one_line(tmp_path, value):
+    (tmp_path / "mine.toml").write_text(f"method = 'fedavg'\nsetting = 'clean'\nlr = {value}\n")
+    assert f"{tmp_path / 'mine.toml'}" in refused("run", tmp_path / "mine.toml", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "value"), [(float, "inf"), (float | None, "nan"), (int, "1" + "0" * 21)])
+def test_hyper_parameters_are_finite(kind, value):
+    with pytest.raises(BadInput, match="expected a"):
+        parse_value("--set x", value, kind)
 
 
 def test_a_disk_that_fails_in_the_data_set_of_a_plugin_is_told_with_its_name(tmp_path, monkeypatch):

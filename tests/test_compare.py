@@ -7,6 +7,7 @@ from synthetic_runs import write_run
 
 from flnl_bench import plots
 from flnl_bench.cli.compare import sparkline
+from flnl_bench.results.run_record import read_record
 
 
 @pytest.fixture
@@ -17,12 +18,12 @@ def runs(tmp_path):
     return a, b
 
 
-def test_only_what_differs_is_told(runs):
+def test_only_values_that_differ_are_listed(runs):
     a, b = runs
     told = flnl("compare", a[1], b[1], "--json").json
-    assert told["differences"].keys() == {"method", "set mu", "set view"}
+    assert told["differences"].keys() == {"method", "hyperparameters.mu", "hyperparameters.view"}
     assert told["differences"]["method"] == {"a": "fedavg", "b": "fedprox"}
-    assert told["differences"]["set mu"]["a"] is None
+    assert told["differences"]["hyperparameters.mu"]["a"] is None
 
 
 def test_results_are_those_of_the_runs_with_their_difference(runs):
@@ -53,7 +54,7 @@ def test_seeds_of_other_hyperparameters_are_not_paired(tmp_path):
 
 def test_a_run_without_its_rounds_is_named(tmp_path):
     done = flnl("compare", write_curve(tmp_path, [1]), write_run(tmp_path, "fedprox"))
-    assert done.errors[0].endswith("though the run is finished")
+    assert done.errors[0].endswith("is a finished run, but has no rounds")
 
 
 def test_people_see_differences_curves_and_seeds(runs):
@@ -74,9 +75,7 @@ def test_the_picture_has_the_curves_of_both(runs, tmp_path):
     a, b = runs
     done = flnl("compare", a[1], b[1], "-o", tmp_path / "both.png")
     assert done.errors == [f"flnl-bench: wrote {tmp_path / 'both.png'}"]
-    from flnl_bench.leaderboards.runs import read_runs
-
-    one, other = (read_runs(path).runs[0] for path in (a[1], b[1]))
+    one, other = (read_record(path) for path in (a[1], b[1]))
     lines = plots.pair(one, other).axes[0].get_lines()
     assert [(line.get_label(), line.get_ydata().tolist()) for line in lines] == [
         ("fedavg", [1, 40]),

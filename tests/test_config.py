@@ -1,29 +1,37 @@
-"""The identity of a run: what changes its numbers changes its hash; what came later changes no old one."""
+"""The identity of a run: every field of its configuration changes its hash, which names its folder."""
 
 import dataclasses
+import math
 
 import pytest
 
-from flnl_bench.config import RunConfig, Training
+from flnl_bench.config import RunConfig, Training, check_seed, check_seeds, differences
+from flnl_bench.errors import BadInput
 
-# The protocol as version 0.1.0 had it first; nothing is ever added here.
-FIRST = {
-    "model": "tiny-cnn",
-    "clients": 20,
-    "fraction": 0.25,
-    "rounds": 60,
-    "epochs": 5,
-    "batch_size": 10,
-    "lr": 0.03,
-    "momentum": 0.5,
-    "weight_decay": 0.0005,
-    "samples": None,
-    "test_samples": None,
-    "norm": "batch",
-    "pretrained": False,
-}
+TRAINING = Training(
+    model="tiny-cnn",
+    clients=20,
+    fraction=0.25,
+    rounds=60,
+    epochs=5,
+    batch_size=10,
+    lr=0.03,
+    momentum=0.5,
+    weight_decay=0.0005,
+)
+CONFIG = RunConfig(
+    method="fedprox",
+    dataset="digits",
+    partition="iid",
+    setting="sym-1.0",
+    preset="quick",
+    seed=1,
+    device="cpu",
+    training=TRAINING,
+    hyperparameters={"mu": 0.1, "view": "weak"},
+)
 # Another value for every field.
-OTHER = {
+OTHER_TRAINING = {
     "model": "resnet18",
     "clients": 10,
     "fraction": 0.5,
@@ -40,32 +48,101 @@ OTHER = {
     "precision": "tf32",
     "compile": "default",
 }
-ADVICE = (
-    "a field of Training or RunConfig is new: declare it with later(default) in flnl_bench/config.py, with "
-    "the default that all kept runs had, so that these stay where they are; or, if it gives other numbers "
-    "to everybody, raise NUMBERS_VERSION and write this hash anew"
-)
+OTHER_CONFIG = {
+    "method": "fedavg",
+    "dataset": "mnist",
+    "partition": "dir-0.3",
+    "setting": "sym-0.6",
+    "preset": "paper",
+    "seed": 2,
+    "device": "cuda",
+    "training": dataclasses.replace(TRAINING, lr=0.04),
+    "hyperparameters": {"mu": 0.2, "view": "weak"},
+    "scenario": "0123456789abcdef",
+    "version": 2,
+}
 
 
-def old(**changes):
-    """A configuration as it was written before anything was added."""
-    asked = ("fedprox", "digits", "iid", "sym-1.0", "quick", 1, "cpu")
-    try:
-        return RunConfig(*asked, Training(**{**FIRST, **changes}), {"mu": 0.1, "view": "weak"})
-    except TypeError:
-        pytest.fail(ADVICE)
+def names(cls):
+    return [part.name for part in dataclasses.fields(cls)]
 
 
-def test_what_came_later_does_not_change_the_hash_of_an_old_configuration():
-    assert old().hash == "519198ed", ADVICE
-
-
-@pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(Training)])
+@pytest.mark.parametrize("name", names(Training))
 def test_every_field_of_the_protocol_changes_the_hash(name):
-    assert name in OTHER, f"give another value of {name} in OTHER: {ADVICE}"
-    assert old(**{name: OTHER[name]}).hash != old().hash
+    training = dataclasses.replace(TRAINING, **{name: OTHER_TRAINING[name]})
+    assert dataclasses.replace(CONFIG, training=training).hash != CONFIG.hash
 
 
-def test_the_version_of_a_method_is_part_of_the_hash_above_one():
-    assert dataclasses.replace(old(), version=1).hash == old().hash
-    assert dataclasses.replace(old(), version=2).hash != old().hash
+@pytest.mark.parametrize("name", names(RunConfig))
+def test_every_field_of_the_configuration_changes_the_hash(name):
+    other = dataclasses.replace(CONFIG, **{name: OTHER_CONFIG[name]})
+    assert other.hash != CONFIG.hash
+    assert set(differences(CONFIG.flat(), other.flat())) <= {name, "training.lr", "hyperparameters.mu"}
+
+
+def test_the_version_of_all_numbers_changes_the_hash(monkeypatch):
+    before = CONFIG.hash
+    monkeypatch.setattr("flnl_bench.config.NUMBERS_VERSION", 99)
+    assert dataclasses.replace(CONFIG).hash != before
+
+
+def test_equal_configurations_have_equal_hashes_of_sixteen_digits():
+    assert dataclasses.replace(CONFIG).hash == CONFIG.hash
+    assert len(CONFIG.hash) == 16
+    assert int(CONFIG.hash, 16) >= 0
+
+
+def test_a_folder_is_named_by_the_configuration():
+    assert CONFIG.place.as_posix() == f"digits/iid/sym-1.0/fedprox/quick-s1-{CONFIG.hash}"
+    odd = dataclasses.replace(CONFIG, dataset="npz:/a/b.npz", setting="sym-1.0:0.2-0.4", method="fedgr/x")
+    assert odd.place.parts[:5] == ("npz-_a_b.npz", "iid", "sym-1.0_0.2-0.4", "fedgr", "x")
+
+
+@pytest.mark.parametrize("name", ["setting", "partition", "preset", "method"])
+@pytest.mark.parametrize("value", ["..", "real-/../../../X", "a/../b", "", ".hidden", "x\x1b[2J", "x" * 300])
+def test_a_name_that_leads_out_of_its_folder_is_refused(name, value):
+    with pytest.raises(BadInput, match=f"{name} is .* becomes the name of a folder"):
+        dataclasses.replace(CONFIG, **{name: value})
+
+
+@pytest.mark.parametrize("value", ["npz:/a/../../b.npz", "npz:/a\x1b[2J\n/b", "folder:\\x/y"])
+def test_the_path_of_own_data_becomes_one_printable_folder(value):
+    place = dataclasses.replace(CONFIG, dataset=value).place
+    assert len(place.parts) == 5
+    assert place.parts[0].isprintable()
+
+
+def test_a_flat_configuration_has_dotted_names():
+    flat = CONFIG.flat()
+    assert (flat["training.lr"], flat["hyperparameters.mu"], flat["seed"]) == (0.03, 0.1, 1)
+    assert {"training", "hyperparameters"}.isdisjoint(flat)
+
+
+def test_differences_have_both_values_and_none_for_a_missing_one():
+    assert differences({"a": 1, "b": 2}, {"b": 3, "c": 4}) == {"a": (1, None), "b": (2, 3), "c": (None, 4)}
+    assert differences({"a": 1}, {"a": 1}) == {}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clients", "sampled"), [(0.1, 100, 10), (0.29, 100, 29), (0.001, 10, 1), (1.0, 7, 7)]
+)
+def test_a_fraction_of_the_clients_is_rounded_down_to_at_least_one(fraction, clients, sampled):
+    training = dataclasses.replace(TRAINING, fraction=fraction, clients=clients)
+    assert training.sampled_clients == sampled
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1", None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(BadInput, match="seed is"):
+        check_seed(seed)
+    with pytest.raises(BadInput, match="seed is"):
+        check_seeds([seed])
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": math.nan}, {"weight_decay": math.inf}, {"rounds": 10**12}, {"fraction": 0.0}]
+)
+def test_a_protocol_that_no_run_can_have_is_refused(change):
+    (name,) = change
+    with pytest.raises(BadInput, match=f"{name} is"):
+        dataclasses.replace(TRAINING, **change)

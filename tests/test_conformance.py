@@ -6,6 +6,7 @@ from flnl_methods.fedcorr import FedCorr
 from flnl_methods.feddiv import FedDiv
 from flnl_methods.fedfixer import FedFixer
 from flnl_methods.fedgr import FedGR
+from flnl_methods.fedgr_released import FedGRReleased
 from flnl_methods.fednoro import FedNoRo
 from flnl_methods.fedprox import FedProx
 from flnl_methods.fl_coteaching import FLCoteaching
@@ -16,15 +17,24 @@ from flnl_more.robust_losses import ELR, GCE, SCE
 from flnl_more.selfie import Selfie
 
 from flnl_bench import Method
-from flnl_bench.testing import check_blind, check_isolated, check_resumes, parametrize_with_checks
+from flnl_bench.methods import default_methods
+from flnl_bench.testing import (
+    check_blind,
+    check_isolated,
+    check_resumes,
+    check_warmup,
+    parametrize_with_checks,
+    toy_engine,
+)
+from flnl_bench.testing.plugin_entries import CannotTell
 
 METHODS = [
     FedAvg,
     FedProx,
     FedGR,
     FedGR(high_noise_labels="pseudo+clean", noisy_client=0.3),
-    FedGR(**FedGR.variants["released"]),
-    FedGR(**FedGR.variants["released"], release="a"),
+    FedGRReleased(),
+    FedGRReleased(release="a"),
     FLDivideMix,
     FLCoteaching,
     FedFixer,
@@ -63,6 +73,41 @@ def test_conformance(check):
 @parametrize_with_checks(ALIKE)
 def test_conformance_of_methods_like_others(check):
     check()
+
+
+class Late(FedAvg):
+    """Its warm-up lasts a number of rounds, however few there are."""
+
+    name = "late"
+
+    def warmup(self, terms):
+        return 10
+
+
+class Older(FedAvg):
+    """A method of API 1 with another `warmup`."""
+
+    name = "older"
+    warmup: int = 5
+
+
+def test_a_warm_up_that_outlasts_the_checks_is_told():
+    check_warmup(FedGR())
+    with pytest.raises(CannotTell, match="lasts 10 of 6 rounds"):
+        check_warmup(Late())
+    with pytest.raises(CannotTell, match="is no hook of it"):
+        check_warmup(Older())
+
+
+def test_every_warm_up_is_declared_in_rounds():
+    terms = toy_engine(FedAvg()).terms
+    lasting = {
+        name for name in default_methods().methods if default_methods().make(name, {}, {}).warmup(terms) > 0
+    }
+    assert lasting == {
+        *("fl-coteaching", "fl-dividemix", "fedcorr", "fednoro", "feddiv", "fedfixer", "fedgr"),
+        *("fedrn", "fedlsr", "rofl", "fedelc", "jointopt", "selfie"),
+    }
 
 
 def test_the_kit_catches_state_on_the_class():

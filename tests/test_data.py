@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from flnl_bench.data import DATASETS, data_root, downloads, load_dataset
-from flnl_bench.data.class_maps import CIFAR10, CIFAR100, CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER
+from flnl_bench.data.class_maps import (
+    CIFAR10_CLASSES,
+    CIFAR100_ASYMMETRIC,
+    CIFAR100_ASYMMETRIC_SUPER,
+    CIFAR100_CLASSES,
+)
 from flnl_bench.data.digits import read_table
 from flnl_bench.errors import BadInput, MissingData
 
@@ -77,17 +82,8 @@ def test_an_npz_in_the_data_folder_is_used_directly(root):
     assert np.array_equal(cifar.train_x, arrays["train_x"].transpose(0, 3, 1, 2))
     assert np.array_equal(cifar.test_y, arrays["test_y"])
     assert cifar.mean == (0.4914, 0.4822, 0.4465)
-    moves = {CIFAR10[i]: CIFAR10[j] for i, j in enumerate(cifar.asymmetric) if i != j}
+    moves = {CIFAR10_CLASSES[i]: CIFAR10_CLASSES[j] for i, j in enumerate(cifar.asymmetric) if i != j}
     assert moves == {"truck": "automobile", "bird": "airplane", "cat": "dog", "dog": "cat", "deer": "horse"}
-
-
-def test_the_digest_sees_a_changed_image_or_label(root):
-    before = load_dataset("cifar10", root).digest
-    for key in ("train_x", "train_y"):
-        arrays = cifar_arrays()
-        arrays[key][0] = (arrays[key][0] + 1) % 10
-        np.savez(root / "cifar10.npz", **arrays)
-        assert load_dataset("cifar10", root).digest != before
 
 
 def test_another_data_set_under_the_name_of_cifar_is_refused(root):
@@ -98,16 +94,16 @@ def test_another_data_set_under_the_name_of_cifar_is_refused(root):
 
 
 def test_cifar100_errors_stay_in_groups_of_five():
-    assert list(CIFAR100) == sorted(CIFAR100)
-    assert len(set(CIFAR100)) == 100
+    assert list(CIFAR100_CLASSES) == sorted(CIFAR100_CLASSES)
+    assert len(set(CIFAR100_CLASSES)) == 100
     for target in (CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER):
         walk = np.arange(100)
         for step in range(1, 6):
             walk = target[walk]
             assert np.array_equal(walk, np.arange(100)) == (step == 5)
     assert CIFAR100_ASYMMETRIC[4] == 0
-    assert CIFAR100[CIFAR100_ASYMMETRIC_SUPER[CIFAR100.index("whale")]] == "beaver"
-    assert CIFAR100[CIFAR100_ASYMMETRIC_SUPER[CIFAR100.index("maple_tree")]] == "oak_tree"
+    assert CIFAR100_CLASSES[CIFAR100_ASYMMETRIC_SUPER[CIFAR100_CLASSES.index("whale")]] == "beaver"
+    assert CIFAR100_CLASSES[CIFAR100_ASYMMETRIC_SUPER[CIFAR100_CLASSES.index("maple_tree")]] == "oak_tree"
 
 
 def test_missing_data_say_where_they_were_looked_for_and_nothing_else(tmp_path, monkeypatch, capsys):

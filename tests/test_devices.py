@@ -9,7 +9,8 @@ from command_line import flnl, tiny
 from flnl_bench.engine import devices
 from flnl_bench.engine.devices import check_precision, choose_devices
 from flnl_bench.errors import BadInput
-from flnl_bench.running.resolve import Request, prepare
+from flnl_bench.running.options import RunOptions
+from flnl_bench.running.resolve import prepare
 
 CPU = torch.device("cpu")
 
@@ -36,7 +37,7 @@ def test_workers_that_would_have_nothing_to_do_are_not_started(monkeypatch):
     assert choose_devices("cpu", workers=1000, most=3).workers == (CPU,) * 3
     assert choose_devices("cpu", workers=1000, most=1).workers == ()
     monkeypatch.setattr("os.cpu_count", lambda: 12)
-    asked = Request("fedavg", setting="clean", device="cpu", workers=1000)
+    asked = RunOptions("fedavg", setting="clean", device="cpu", workers=1000)
     assert len(prepare(asked).devices.workers) == 12  # a round has 10 clients
     asked = replace(asked, training={"fraction": 0.5})
     assert len(prepare(asked).devices.workers) == 17

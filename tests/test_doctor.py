@@ -11,7 +11,7 @@ import worker_targets
 from command_line import flnl
 
 from flnl_bench.doctor import checks, datasets, machine, probes, reproducibility, speed
-from flnl_bench.doctor.check_result import Asked, Finding, isolated
+from flnl_bench.doctor.check_result import CheckResult, DoctorOptions, run_check
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.methods import Methods, default_methods, load_methods
@@ -32,19 +32,19 @@ class Moody(FEDAVG):
 
 @pytest.fixture
 def asked(tmp_path):
-    return Asked("cpu", tmp_path / "runs", tmp_path / "data")
+    return DoctorOptions("cpu", tmp_path / "runs", tmp_path / "data")
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Two rounds of FedAvg in one process, no other processes, one tiny rate."""
     alone = Devices(torch.device("cpu"))
-    monkeypatch.setattr(reproducibility, "METHOD", "fedavg")
-    monkeypatch.setattr(reproducibility, "ROUNDS", 2)
+    monkeypatch.setattr(reproducibility, "TRIED_METHOD", "fedavg")
+    monkeypatch.setattr(reproducibility, "TRIED_ROUNDS", 2)
     monkeypatch.setattr(reproducibility, "choose_devices", lambda *_, **__: alone)
     monkeypatch.setattr(probes, "tried", lambda device, changes: (1.0, ""))
     monkeypatch.setattr(speed, "rate_world", tiny_world)
-    monkeypatch.setattr(checks, "SLOW", {"rate tiny-cnn": checks.SLOW["rate tiny-cnn"]})
+    monkeypatch.setattr(checks, "SLOW_CHECKS", {"rate tiny-cnn": checks.SLOW_CHECKS["rate tiny-cnn"]})
 
 
 def tiny_world(model, clients, epochs):
@@ -64,14 +64,14 @@ def test_a_machine_that_is_well_is_a_table_of_80_columns_and_leaves_nothing(tmp_
     lines = done.out.splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line.split("  ")[0] for line in lines if line[:1].strip()]
-    assert rows == ["check", *checks.CHECKS, *checks.SLOW]
+    assert rows == ["check", *checks.QUICK_CHECKS, *checks.SLOW_CHECKS]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_json_is_one_object_and_quick_measures_no_rate(tmp_path, small):
     told = doctor(tmp_path, "--json", "--quick").json
     assert (told["ok"], told["device"]) == (True, "cpu")
-    assert [row["check"] for row in told["checks"]] == list(checks.CHECKS)
+    assert [row["check"] for row in told["checks"]] == list(checks.QUICK_CHECKS)
     by_name = {row["check"]: row for row in told["checks"]}
     assert {row["state"] for row in told["checks"]} == {"ok"}
     assert by_name["versions"]["details"]["torch"] == torch.__version__.partition("+")[0]
@@ -79,7 +79,9 @@ def test_json_is_one_object_and_quick_measures_no_rate(tmp_path, small):
 
 
 def told_by(monkeypatch, tmp_path, check, *more):
-    monkeypatch.setattr(checks, "CHECKS", {"one": lambda asked: Finding("ok", "fine"), "other": check})
+    monkeypatch.setattr(
+        checks, "QUICK_CHECKS", {"one": lambda asked: CheckResult("ok", "fine"), "other": check}
+    )
     return doctor(tmp_path, "--quick", *more)
 
 
@@ -91,11 +93,11 @@ def test_a_check_that_raises_is_a_line_and_the_exit_code_is_one(tmp_path, monkey
     assert done.code == 1
     assert done.errors == ["flnl-bench: 1 of 2 checks found something wrong: other"]
     assert [row["state"] for row in json.loads(done.out)["checks"]] == ["ok", "wrong"]
-    assert isolated(broken, None).result == "RuntimeError: no kernel image"
+    assert run_check(broken, None).result == "RuntimeError: no kernel image"
 
 
 def test_a_note_is_no_failure_and_its_advice_is_shown(tmp_path, monkeypatch):
-    done = told_by(monkeypatch, tmp_path, lambda asked: Finding("note", "\x1b[2Jslow", "do this"))
+    done = told_by(monkeypatch, tmp_path, lambda asked: CheckResult("note", "\x1b[2Jslow", "do this"))
     assert done.code == 0
     assert "→ do this" in done.out
     assert "\x1b[2J" not in done.out
@@ -128,7 +130,7 @@ def test_no_methods_at_all_are_wrong(asked, monkeypatch):
 
 def test_a_results_folder_that_cannot_be_made_is_wrong(tmp_path):
     (tmp_path / "file").write_text("")
-    found = machine.results_folder(Asked("cpu", tmp_path / "file" / "runs"))
+    found = machine.results_folder(DoctorOptions("cpu", tmp_path / "file" / "runs"))
     assert found.state == "wrong"
     assert "cannot be written to" in found.result
     assert "--out" in found.advice
@@ -147,7 +149,7 @@ def test_every_gpu_is_told_with_its_memory(tmp_path, monkeypatch):
     answers = {"device_count": 2, "mem_get_info": (6e9, 8e9), "get_device_capability": (9, 0)}
     for name, answer in {**answers, "get_device_name": "H100"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    found = machine.device(Asked("cuda", tmp_path))
+    found = machine.device(DoctorOptions("cuda", tmp_path))
     assert found.result.count("H100 (sm_90, 6.0 of 8.0 GB free)") == 2
 
 
@@ -160,7 +162,7 @@ def save_cifar10(folder, train_y=tuple(range(10))):
 
 def states(folder):
     before = sorted(folder.rglob("*"))
-    found = datasets.datasets(Asked("cpu", folder, folder))
+    found = datasets.datasets(DoctorOptions("cpu", folder, folder))
     assert sorted(folder.rglob("*")) == before, "something was written"
     return found, found.details["states"]
 
@@ -203,7 +205,7 @@ def test_the_methods_that_cannot_be_trusted_are_named(asked, small, monkeypatch)
     monkeypatch.setattr(reproducibility, "default_methods", lambda: registry)
     found = reproducibility.methods(asked)
     assert found.state == "wrong"
-    assert list(found.details["odd"]) == ["moody"]
+    assert list(found.details["problems"]) == ["moody"]
 
 
 def test_a_resume_that_forgets_the_weights_is_found(asked, small, monkeypatch):
@@ -226,22 +228,22 @@ def test_only_rounding_is_forgiven_between_cpu_and_device(shift, state):
 
 # -- tries in other processes ------------------------------------------------------------------------
 def test_a_try_in_another_process_gives_the_loss_of_this_one():
-    (row,) = reproducibility.outcome(
-        reproducibility.make("fedavg"), Devices(torch.device("cpu")), 1, **probes.SHORT
+    (row,) = reproducibility.trained_rounds(
+        reproducibility.make("fedavg"), Devices(torch.device("cpu")), 1, **probes.SMALL_ROUND
     ).rows
     assert probes.tried("cpu", {"precision": "float32"}) == (row["loss"], "")
 
 
 def test_a_try_that_dies_is_a_note(asked, monkeypatch):
-    monkeypatch.setattr(probes, "_play", worker_targets.die)
+    monkeypatch.setattr(probes, "_train", worker_targets.die)
     found = probes.probe(asked, "compile", "default")
     assert (found.state, found.result) == ("note", "does not work: its process died of SIGKILL")
     assert found.advice == "do without --compile default; it is off by default"
 
 
 def test_a_try_that_says_nothing_is_ended(monkeypatch):
-    monkeypatch.setattr(probes, "_play", worker_targets.say_nothing)
-    monkeypatch.setattr(probes, "PATIENCE", 0.0)
+    monkeypatch.setattr(probes, "_train", worker_targets.say_nothing)
+    monkeypatch.setattr(probes, "TIME_LIMIT", 0.0)
     assert probes.tried("cpu", {})[1] == "no answer within 0 s"
 
 

@@ -8,15 +8,17 @@ import pytest
 import torch
 from flnl_methods.fedavg import FedAvg
 from flnl_methods.fedgr import FedGR
+from flnl_methods.fedgr_released import FedGRReleased
 from flnl_methods.fedprox import FedProx
 from torch import nn
 from waits import Counter, assert_no_step_waits
 
-from flnl_bench import Client, Method, Step
+from flnl_bench import Client, Method, Step, copy_weights
 from flnl_bench.engine.devices import survives_bfloat16
+from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import average
-from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
+from flnl_bench.testing import CPU, TRAINING, play, toy_dataset, toy_engine, toy_scenario
 
 
 class Scalar(nn.Module):
@@ -100,6 +102,49 @@ def test_the_accuracy_of_every_member_is_recorded_beside_that_of_the_model():
     assert report.method == pytest.approx({"accuracy_zero": shares[0], "accuracy_two": shares[2]})
 
 
+class Lopsided(Pull):
+    """A loss of 2^53 on clients whose labels are 0, of 1 on the others."""
+
+    name = "lopsided"
+
+    def loss(self, model, batch, client):
+        return super().loss(model, batch, client) * 0 + torch.where(batch.y == 0, 2.0**53, 1.0)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_mean_training_loss_does_not_depend_on_the_order_of_the_clients(backwards):
+    # As floats 2^53 + 1 is 2^53, so that 2^53 + 1 + 1 is another sum than 1 + 1 + 2^53.
+    engine = toy_engine(Lopsided(), world((1, 1, 1), (0, 1, 2)), epochs=1, fraction=1.0)
+    engine.federation.order = lambda ids: sorted(ids, reverse=backwards)
+    assert engine.play_round().train_loss == (1.0 + 1.0 + 2.0**53) / 3
+
+
+def test_a_network_is_held_only_in_the_steps_whose_loss_holds_it():
+    class Holding(Method):
+        """Two weights that move to the mean of the labels; the first one is held in the first step."""
+
+        name = "holding"
+
+        def build(self, new_net):
+            return nn.ModuleDict({"first": Scalar(), "second": Scalar()})
+
+        def predict(self, model, x):
+            return model["first"](x)
+
+        def loss(self, model, batch, client):
+            if client.scratch.setdefault("steps", 0) == 0:
+                client.held["first"] = torch.tensor(True)
+            client.scratch["steps"] += 1
+            return sum(0.5 * (part.w - batch.y) ** 2 for part in model.values())
+
+    settings = {"batch_size": 64, "fraction": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+    engine = toy_engine(Holding(), world((10,), (2,)), epochs=3, **settings)
+    engine.play_round()
+    # w ← w + lr·(2 − w) from 0, in two and in three steps: 0.2, 0.38, 0.542.
+    assert engine.server.weights["first.w"].item() == pytest.approx(0.38)
+    assert engine.server.weights["second.w"].item() == pytest.approx(0.542)
+
+
 def test_momentum_and_weight_decay_are_those_of_sgd_and_start_anew_each_round():
     settings = {"epochs": 2, "batch_size": 64, "fraction": 1.0, "momentum": 0.5, "weight_decay": 0.1}
     engine = toy_engine(Pull(), world((10,), (2,)), **settings)
@@ -128,6 +173,35 @@ def test_averages_are_weighted_and_include_buffers():
     ]
     mean = average(models, [100, 300])
     assert (mean["w"].item(), mean["mean"].item()) == (4.0, 5.0)
+
+
+# -- test images -------------------------------------------------------------------------------------
+EIGHT = [1, 5, 6, 9, 10, 41, 47, 52]  # of the stream "test subset" of seed 0
+
+
+def engine_tested_on(count, seed=1):
+    training = dataclasses.replace(TRAINING, test_samples=count)
+    return Engine(FedAvg(), toy_dataset(), toy_scenario(), training, seed, CPU)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_seed_is_tested_on_the_same_random_images_in_their_order(seed):
+    assert engine_tested_on(8, seed).test_rows.tolist() == EIGHT
+
+
+@pytest.mark.parametrize("count", [None, 60, 61])
+def test_all_images_are_tested_on_in_their_order_where_there_are_not_more(count):
+    assert engine_tested_on(count).test_rows.tolist() == list(range(60))
+
+
+def test_accuracy_and_loss_are_those_of_the_subset():
+    engine, labels = engine_tested_on(8), torch.from_numpy(toy_dataset().test_y)
+    report = engine.play_round()
+    logits = engine.executor.logits(engine.server.weights, "test", np.arange(60))
+    hits, losses = logits.argmax(1) == labels, nn.functional.cross_entropy(logits, labels, reduction="none")
+    assert report.accuracy == pytest.approx(100 * hits[EIGHT].sum().item() / 8)
+    assert report.loss == pytest.approx(losses[EIGHT].mean().item())
+    assert report.loss != pytest.approx(losses.mean().item())
 
 
 # -- batches -----------------------------------------------------------------------------------------
@@ -285,8 +359,8 @@ def test_a_message_of_unknown_size_is_refused():
         FedProx(),
         FedGR(warmup_share=0.0),
         FedGR(teacher="online"),
-        FedGR(**FedGR.variants["released"]),
-        FedGR(**FedGR.variants["released"], release="a"),
+        FedGRReleased(),
+        FedGRReleased(release="a"),
     ],
     ids=repr,
 )
@@ -337,3 +411,34 @@ def test_bfloat16_networks_learn_as_others_do_and_give_float32():
     losses, expected = ([row["train_loss"] for row in rows] for rows in (half, full))
     assert losses == pytest.approx(expected, rel=0.03)
     assert [row["forward"] for row in half] == [row["forward"] for row in full]
+
+
+# -- what diverged -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_the_mean_leaves_out_models_that_are_not_finite(value):
+    engine = toy_engine(FedAvg())
+    good, other, bad = engine.federation.train([0, 1, 2])
+    name = next(iter(bad.weights))
+    bad.weights[name].view(-1)[0] = value
+    kept = engine.method.aggregate(engine.server, [good, other])
+    mean = engine.method.aggregate(engine.server, [good, bad, other])
+    assert all(torch.equal(mean[name], kept[name]) for name in kept)
+
+
+def test_where_all_models_diverged_the_global_weights_stay():
+    engine = toy_engine(FedAvg(), lr=1e20)
+    before = copy_weights(engine.server.weights)
+    report = engine.play_round()
+    assert not np.isfinite(report.train_loss)
+    assert all(torch.equal(engine.server.weights[name], before[name]) for name in before)
+
+
+def test_steps_from_another_generator_leave_the_order_of_the_training_batches():
+    class Looks(FedAvg):
+        name = "looks"
+
+        def on_receive(self, model, client):
+            steps = client.steps(np.arange(5), epochs=2, rng=client.rng)
+            assert sorted(np.concatenate([step.rows for step in steps])) == sorted([*range(5)] * 2)
+
+    assert play(toy_engine(Looks()), 1) == play(toy_engine(FedAvg()), 1)

@@ -1,4 +1,4 @@
-"""Text of foreign origin in each medium, streams that are lost, and small things that new users found."""
+"""Text of foreign origin in each medium, lost streams, and small things that new users found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import os
 import pytest
 from command_line import flnl, tiny
 from rich.console import Console
-from synthetic_runs import write_run
+from synthetic_runs import round_row, write_run
 
 from flnl_bench import escaping
 from flnl_bench.cli import main
@@ -39,13 +39,13 @@ def test_each_medium_has_its_escapes():
 
 @pytest.fixture
 def evil(tmp_path):
-    """A run that a stranger has named."""
+    """A run whose names a stranger chose."""
     write_run(tmp_path, label=EVIL, changed={"view": EVIL}, hyperparameters={"=cmd": "\ud800" + EVIL})
     return tmp_path
 
 
 @pytest.mark.parametrize("kind", ["table", "md", "latex", "csv", "html", "json"])
-def test_no_format_of_a_leaderboard_lets_a_name_act(evil, kind):
+def test_a_name_has_no_effect_in_any_format_of_a_leaderboard(evil, kind):
     done = flnl("leaderboard", evil, "--format", kind, "-o", evil / "out")
     assert done.code == 0
     written = (evil / "out").read_text()
@@ -74,13 +74,13 @@ def test_json_on_the_command_line_is_that_format(tmp_path):
 # -- what new users found ----------------------------------------------------------------------------
 def test_a_table_of_one_row_has_no_rank_and_a_sweep_that_was_asked_for_no_warning(tmp_path):
     write_run(tmp_path / "one")
-    (sheet,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path / "one")).sheets
-    assert "rank" not in sheet.columns
-    assert not any("Rank" in note for note in sheet.notes)
+    (text,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path / "one")).text_tables
+    assert "rank" not in text.columns
+    assert not any("Rank" in note for note in text.notes)
     for mu in (0.1, 1.0):
         write_run(tmp_path / "two", "fedprox", hyperparameters={"mu": mu}, changed={"mu": mu})
     board = pandas_api.leaderboard(pandas_api.load_results(tmp_path / "two"))
-    assert "rank" in board.sheets[0].columns
+    assert "rank" in board.text_tables[0].columns
     assert board.warnings == []
 
 
@@ -99,11 +99,8 @@ def test_the_hint_to_the_paper_keeps_what_was_asked_for_and_comes_once(tmp_path)
 
 
 def test_a_training_loss_that_is_never_finite_marks_the_run_as_diverged():
-    costs = {"bytes_down": 1, "bytes_up": 1, "forward": 1, "backward": 1, "seconds": 1.0}
-    row = {"accuracy": 10.0, "loss": 2.3, **costs}
-
     def diverged(*losses, **more):
-        rows = [{"round": i, **row, "train_loss": loss, **more} for i, loss in enumerate(losses)]
+        rows = [{**round_row(i, 10.0), "train_loss": loss, **more} for i, loss in enumerate(losses)]
         return summarise(rows).diverged
 
     assert diverged(None, None) == 0
@@ -115,8 +112,8 @@ def test_a_training_loss_that_is_never_finite_marks_the_run_as_diverged():
 
 def test_the_protocol_of_a_small_data_set_has_its_true_number_of_images(tmp_path):
     write_run(tmp_path, training={"samples": 5000})  # of 1437
-    (sheet,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path)).sheets
-    assert any("1437 images" in line for line in sheet.about)
+    (text,) = pandas_api.leaderboard(pandas_api.load_results(tmp_path)).text_tables
+    assert any("1437 images" in line for line in text.about)
 
 
 def test_a_number_is_never_parted_from_its_unit():
@@ -134,11 +131,11 @@ class Full(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_run_goes_on_when_its_output_is_lost(tmp_path):
+def test_a_run_continues_when_its_output_is_lost(tmp_path):
     full, words = Full(), [str(word) for word in tiny(tmp_path, "--json")]
     with contextlib.redirect_stderr(full), contextlib.redirect_stdout(full), pytest.raises(SystemExit) as end:
         main(words)
-    assert end.value.code == 1  # the run is whole, what it should print is not
+    assert end.value.code == 1  # the run is complete, its printed result is not
     (record,) = tmp_path.rglob("run.json")
     assert json.loads(record.read_text())["status"] == "done"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flnl_methods.fedcorr import client_dimension, local_dimensions
+from flnl_methods.intrinsic_dimension import client_dimension, local_dimensions
 
 ROWS = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8]])
 
@@ -72,5 +72,5 @@ def test_predictions_that_are_not_numbers_give_no_score():
 def test_blocks_do_not_change_the_dimension(monkeypatch):
     rows = torch.rand(50, 3, generator=torch.Generator().manual_seed(1))
     whole = local_dimensions(rows)
-    monkeypatch.setattr("flnl_methods.fedcorr.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("flnl_methods.intrinsic_dimension.ROWS_AT_ONCE", 7)
     assert torch.equal(local_dimensions(rows), whole)

@@ -58,6 +58,17 @@ def test_on_early_visits_a_noisy_client_trains_on_all_it_judges_clean():
     assert state["targets"].tolist() == [0] * 14 + [-1] * 6
 
 
+@pytest.mark.parametrize(("share", "gate"), [(0.6, 3), (0.0, 1)])  # of five expected visits; at least one
+def test_a_client_samples_by_consistency_from_the_visits_of_the_gate_on(share, gate):
+    method = FedDiv(visits_share=share)
+    before, at, after = (
+        look(method, *with_noise(6), visits=visits, debiased=FIRST_TWO).state["targets"].tolist()
+        for visits in (gate - 1, gate, gate + 1)
+    )
+    assert before == [0] * 14 + [-1] * 6
+    assert at == after == [0, 0] + [-1] * 18
+
+
 def test_between_the_gates_only_consistent_clean_samples_are_trained_on():
     state = look(FedDiv(), *with_noise(3), debiased=[0, 0] + [2] * 15 + [1] * 3).state
     assert state["judged"]["noise_ratio"] == 0.15
@@ -87,10 +98,7 @@ def test_only_a_confident_global_model_relabels():
 class Wary(FedDiv):
     """Treats no client as clean, not even one without a noisy label."""
 
-    clean_client: float = -1.0
-
-    def __post_init__(self):
-        """Let it pass."""
+    clean_client: float = -1.0  # annotated without a range: any number is allowed
 
 
 def test_a_clean_sample_keeps_its_given_label_even_if_the_global_model_differs():

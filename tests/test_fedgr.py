@@ -17,6 +17,7 @@ from flnl_methods.fedgr import (
 
 from flnl_bench.api import Server, Terms, Update, copy_weights, network_weights
 from flnl_bench.engine.ledger import count_bytes
+from flnl_bench.methods import default_methods
 from flnl_bench.numerics import kl_divergence, soft_cross_entropy
 from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine
 
@@ -60,7 +61,7 @@ def test_a_client_that_was_not_of_the_round_keeps_its_last_result():
 def test_the_mean_loss_runs_over_visits_and_is_no_moving_average():
     state = {"visits": 0, "mean_loss": torch.zeros(1)}
     for loss in (1.0, 2.0, 6.0):
-        FedGR()._remember(torch.tensor([loss]), state)
+        FedGR().remember(torch.tensor([loss]), state)
     assert state["mean_loss"].item() == pytest.approx(3.0)
 
 
@@ -136,9 +137,10 @@ class OneWeight(torch.nn.Module):
 )
 def test_the_teacher_is_revised_by_the_global_model(round, ratio, usable, expected):
     method, received = FedGR(), OneWeight(2.0)
-    client = client_of(round=round, received=received, state={"teacher": {"w": torch.tensor([1.0])}})
+    state = {"teacher": {"w": torch.tensor([1.0])}, "usable": torch.arange(10) < usable}
+    client = client_of(round=round, received=received, state=state)
     assert method.warmup(client.terms) == 2
-    method.revise_teacher(client, torch.arange(10) < usable, ratio, revising=round >= 2)
+    method.revise_teacher(client, ratio, revising=round >= 2)
     assert client.state["teacher"]["w"].item() == pytest.approx(expected, abs=0 if expected == 2.0 else 1e-7)
     assert client.state["replaced"] == float(expected == 2.0)
 
@@ -155,7 +157,7 @@ def test_what_could_be_trained_on_accumulates_over_visits():
 
 def test_the_first_visit_takes_the_global_model_whole():
     client = client_of(round=5, received=OneWeight(2.0), state={"teacher": {}})
-    FedGR().revise_teacher(client, torch.ones(4, dtype=torch.bool), 0.0, revising=True)
+    FedGR().revise_teacher(client, 0.0, revising=True)
     assert client.state["teacher"]["w"].item() == 2.0
 
 
@@ -302,9 +304,9 @@ def test_training_starts_from_the_global_model_and_the_teacher_from_it_too():
     assert all(torch.equal(teacher[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("variant", ["", *FedGR.variants])
-def test_every_variant_runs_through_the_end_of_the_warm_up(variant):
-    engine = toy_engine(FedGR(**FedGR.variants.get(variant, {})))
+@pytest.mark.parametrize("name", ["fedgr", *(f"fedgr/{variant}" for variant in FedGR.variants)])
+def test_every_variant_runs_through_the_end_of_the_warm_up(name):
+    engine = toy_engine(default_methods().make(name, {}, {}))
     rows = play(engine)
     assert all(np.isfinite(row["loss"]) for row in rows)
     assert engine.round > FedGR().warmup(engine.terms)

@@ -192,19 +192,19 @@ def test_equal_networks_stay_equal_to_the_bit():
 
 
 def test_without_forgetting_each_network_is_a_fedavg_client():
-    both, alone = toy_engine(FLCoteaching(forget_rate=0.0)), toy_engine(FedAvg())
+    both, alone = toy_engine(FLCoteaching(forget_rate=0.0), epochs=1), toy_engine(FedAvg(), epochs=1)
     for engine in (both, alone):
         engine.server.round = 5
-    trained = part(both.federation.train([0], epochs=1)[0].weights, "first")
-    expected = alone.federation.train([0], epochs=1)[0].weights
+    trained = part(both.federation.train([0])[0].weights, "first")
+    expected = alone.federation.train([0])[0].weights
     assert all(torch.allclose(trained[name], expected[name], atol=1e-6) for name in expected)
 
 
 def test_the_dropped_samples_still_enter_batchnorm():
     def means(forget):
-        engine = toy_engine(FLCoteaching(forget_rate=forget), batch_size=64)  # one batch an epoch
+        engine = toy_engine(FLCoteaching(forget_rate=forget), batch_size=64, epochs=1)  # one batch an epoch
         engine.server.round = 5
-        weights = engine.federation.train([0], epochs=1)[0].weights
+        weights = engine.federation.train([0])[0].weights
         return next(t for name, t in weights.items() if name.endswith("running_mean"))
 
     assert torch.equal(means(0.0), means(0.75))

@@ -35,9 +35,9 @@ def divide_by(monkeypatch, *answers):
 
 
 def train(method, epochs=1, round=AFTER_WARM_UP, client=0, **changes):
-    engine = toy_engine(method, **changes)
+    engine = toy_engine(method, epochs=epochs, **changes)
     engine.server.round = round
-    update = engine.federation.train([client], epochs=epochs)[0]
+    update = engine.federation.train([client])[0]
     return engine, update, engine.federation.states[client]
 
 

@@ -54,8 +54,8 @@ def test_a_table_of_a_users_preset_is_named_by_what_differs_from_quick(tmp_path)
     mine = tmp_path / "mine.toml"
     mine.write_text('description = "Mine."\nbase = "paper"\n[datasets.digits]\nrounds = 20\nlr = 0.5\n')
     same = {"rounds": 20, "lr": 0.5}
-    write_run(tmp_path, seed=1, preset=str(mine), source="a" * 16)
-    write_run(tmp_path, seed=13, preset=str(mine), source="b" * 16)
+    write_run(tmp_path, seed=1, preset=str(mine), code={"method": "a" * 16})
+    write_run(tmp_path, seed=13, preset=str(mine), code={"method": "b" * 16})
     write_run(tmp_path, training=same)
     tables, warnings = board(tmp_path)
     titles = [table["title"] for table in tables]
@@ -63,7 +63,7 @@ def test_a_table_of_a_users_preset_is_named_by_what_differs_from_quick(tmp_path)
     assert titles[0].startswith("digits · iid · mine with ")
     assert "lr=0.5" in titles[0]
     assert "batch_size" not in titles[0]  # the same in both
-    assert any("--preset mine.toml" in line for line in warnings)  # how to run it anew
+    assert any("--preset mine.toml" in line for line in warnings)  # to run it again
 
 
 def test_other_hyperparameters_get_a_row_of_their_own(tmp_path):
@@ -134,34 +134,39 @@ def test_an_exported_scenario_with_the_same_fingerprint_is_the_same(tmp_path):
     assert warnings == []
 
 
-def test_an_option_that_came_later_does_not_split_old_runs(tmp_path):
-    old = write_run(tmp_path, seed=1)
-    record = json.loads((old / "run.json").read_text())
-    del record["config"]["training"]["pretrained"]
-    (old / "run.json").write_text(json.dumps(record))
-    write_run(tmp_path, seed=13)
-    (table,), warnings = board(tmp_path)
-    assert table["rows"][0]["cells"]["sym-1.0"]["count"] == 2
-    assert warnings == []
-
-
 # -- the code of a method ----------------------------------------------------------------------------
-def test_runs_of_different_code_are_told_loudly_in_every_format(tmp_path):
-    write_run(tmp_path, seed=1, source="a" * 16)
-    write_run(tmp_path, seed=13, source="b" * 16)
-    write_run(tmp_path, "fedgr", source="c" * 16)
-    text = "fedavg: not comparable, its runs are of 2 different codes of the method"
+def test_different_code_of_a_method_is_an_alarm_in_every_format(tmp_path):
+    write_run(tmp_path, seed=1, code={"method": "a" * 16})
+    write_run(tmp_path, seed=13, code={"method": "b" * 16})
+    write_run(tmp_path, "fedgr", code={"method": "c" * 16})
+    text = "fedavg: not comparable, 2 versions of the method's code made its runs"
     for kind in ("table", "md", "html"):
-        assert text in flnl("leaderboard", tmp_path, "--format", kind).out
+        assert text in flnl("leaderboard", tmp_path, "--format", kind).out.replace("&#x27;", "'")
     assert "Warning: fedavg: not comparable" in flnl("leaderboard", tmp_path, "--format", "latex").out
     board = flnl("leaderboard", tmp_path, "--format", "json")
     assert [text in warning for warning in board.json["warnings"]] == [True]
     assert text in flnl("leaderboard", tmp_path, "--format", "csv").errors[0]
 
 
+@pytest.mark.parametrize("kind", ["model", "noise"])
+def test_different_code_of_another_kind_is_a_note_that_names_the_kind(tmp_path, kind):
+    for seed in (1, 13):
+        write_run(tmp_path, seed=seed, code={"method": "a" * 16, kind: f"{seed:016}"})
+    (table,), warnings = board(tmp_path)
+    assert f"fedavg: its runs differ in the code of the {kind}." in table["notes"]
+    assert (table["alarms"], warnings) == ([], [])
+
+
+def test_settings_with_noises_of_their_own_do_not_differ_in_code(tmp_path):
+    for setting in ("sym-1.0", "mine-1.0"):
+        write_run(tmp_path, setting=setting, code={"method": "a" * 16, "noise": f"of {setting}"})
+    (table,), _ = board(tmp_path)
+    assert not any("code" in note for note in table["notes"])
+
+
 def test_code_that_is_not_known_is_not_suspected(tmp_path):
-    write_run(tmp_path, seed=1, source="a" * 16)
-    write_run(tmp_path, seed=13, source="a" * 16)
+    write_run(tmp_path, seed=1, code={"method": "a" * 16})
+    write_run(tmp_path, seed=13, code={"method": "a" * 16})
     write_run(tmp_path, seed=42)
     assert board(tmp_path)[1] == []
 
@@ -170,7 +175,7 @@ def test_versions_of_a_method_are_rows_with_their_hyperparameters(tmp_path):
     for version, mu in ((1, 0.1), (2, 0.1), (2, 1.0)):
         changed = {} if mu == 1.0 else {"mu": mu}
         values = {"hyperparameters": {"mu": mu}, "changed": changed}
-        write_run(tmp_path, "fedprox", version=version, source=f"{version}" * 16, **values)
+        write_run(tmp_path, "fedprox", version=version, code={"method": f"{version}" * 16}, **values)
     (table,), warnings = board(tmp_path)
     assert labels(table) == ["fedprox mu=0.1", "fedprox mu=0.1 v2", "fedprox v2"]
     assert not any("not comparable" in line for line in warnings)
@@ -214,14 +219,14 @@ def test_cells_of_different_seeds_are_warned_about(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"schema": 1, "status": "do', "torn: not whole JSON"),
+        ('{"schema": 2, "status": "do', "torn: not whole JSON"),
         ("", "torn: not whole JSON"),
         ("\x00\x01", "torn: not whole JSON"),
         ("[" * 100_000, "torn: not whole JSON"),
         ("[1, 2]", "foreign: not a run of flnl-bench"),
         ('{"name": "another tool"}', "foreign: not a run of flnl-bench"),
-        ('{"schema": 0, "status": "done"}', "schema 0, but this version of flnl-bench reads 1"),
-        ('{"schema": 1, "status": "done", "config": []}', "foreign: config.method is missing"),
+        ('{"schema": 0, "status": "done"}', "schema 0, but this version of flnl-bench reads 2"),
+        ('{"schema": 2, "status": "done", "config": []}', "foreign: config.method is missing"),
     ],
 )
 def test_torn_foreign_and_old_files_are_named_and_not_counted(tmp_path, text, why):
@@ -237,9 +242,7 @@ def test_torn_foreign_and_old_files_are_named_and_not_counted(tmp_path, text, wh
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"last10": None}, "summary.last10 is None, not a percentage"),
-        ({"last10": float("nan")}, "torn: not whole JSON"),
-        ({"best": 250.0}, "summary.best is 250.0, not a percentage"),
+        ({"last10": None}, "its last10 is unknown: an accuracy is not a number"),
         ({"rounds": 3}, "its status is done, but its summary is not of all rounds"),
     ],
 )

@@ -52,9 +52,11 @@ def test_training_and_hyperparameters_are_columns_that_can_be_asked_for(tmp_path
         write_run(tmp_path, "fedprox", hyperparameters={"mu": mu}, changed={"mu": mu})
     write_run(tmp_path, "fedavg", hyperparameters={"view": "weak"})
     runs = load_results(tmp_path).runs
-    assert runs.query("hyper_mu < 0.5 and training_clients == @CLIENTS").changed.tolist() == [{"mu": 0.1}]
-    assert runs[runs.method == "fedavg"].hyper_mu.isna().all()
-    assert runs[runs.method == "fedavg"].hyperparameters.tolist() == [{"view": "weak"}]
+    assert runs.query("`hyperparameters.mu` < 0.5 and `training.clients` == @CLIENTS").changed.tolist() == [
+        {"mu": 0.1}
+    ]
+    assert runs[runs.method == "fedavg"]["hyperparameters.mu"].isna().all()
+    assert runs[runs.method == "fedavg"]["hyperparameters.view"].tolist() == ["weak"]
 
 
 def test_rounds_are_a_frame_that_knows_its_runs(folder):
@@ -230,17 +232,29 @@ def test_a_name_of_several_rows_is_refused_before_anything_is_written(tmp_path):
         leaderboard(tmp_path, against="fedprox")
 
 
-def test_frames_that_lost_what_grouping_needs_are_refused(folder):
+def test_a_frame_that_went_through_csv_gives_the_same_leaderboard(folder):
     runs = load_results(folder).runs
-    with pytest.raises(BadInput, match="this frame has no column run_dir, fingerprint; it must be"):
-        leaderboard(runs.drop(columns=["fingerprint", "run_dir"]))
     again = pd.read_csv(io.StringIO(runs.to_csv(index=False)))
-    with pytest.raises(BadInput, match="has no usable training, hyperparameters"):
-        leaderboard(again)
-    runs.loc[0, "last10"] = None
-    with pytest.raises(BadInput, match="of this frame has no usable last10"):
+    assert leaderboard(again).to_json() == leaderboard(runs).to_json() == leaderboard(folder).to_json()
+
+
+def test_numbers_come_from_the_records_not_from_the_frame(folder):
+    runs = load_results(folder).runs
+    runs["last10"] = 99.0
+    assert leaderboard(runs).to_csv() == leaderboard(folder).to_csv()
+
+
+def test_frames_without_usable_run_folders_are_refused(folder):
+    runs = load_results(folder).runs
+    with pytest.raises(BadInput, match="this frame has no column run_dir; use a frame"):
+        leaderboard(runs.drop(columns="run_dir"))
+    with pytest.raises(BadInput, match="run_dir is None in a row of this frame"):
+        leaderboard(runs.assign(run_dir=None))
+    gone = Path(runs.run_dir[0]) / "run.json"
+    gone.unlink()
+    with pytest.raises(BadInput, match=re.escape(f"{gone}: cannot be read (No such file")):
         leaderboard(runs)
-    with pytest.raises(BadInput, match="or a folder, not \\[1, 2\\]"):
+    with pytest.raises(BadInput, match="or a folder is needed, not \\[1, 2\\]"):
         leaderboard([1, 2])
 
 
@@ -269,8 +283,8 @@ def test_a_format_is_one_entry_of_a_table(folder, tmp_path, monkeypatch):
 
 def test_every_format_is_in_the_help_and_on_the_page():
     options = typer.main.get_command(app).commands["leaderboard"].params
-    (told,) = [option.help for option in options if "--format" in option.opts]
+    (text,) = [option.help for option in options if "--format" in option.opts]
     page = (DOCS / "leaderboard.md").read_text()
-    for one in FORMATS.values():
-        assert f"{one.name} ({one.help})" in told
-        assert f"| `{one.name}` | `{one.ending}` |" in page
+    for known in FORMATS.values():
+        assert f"{known.name} ({known.help})" in text
+        assert f"| `{known.name}` | `{known.ending}` |" in page

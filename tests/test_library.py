@@ -1,4 +1,4 @@
-"""The library under the command line: the same runs, checks and errors from Python, and no word."""
+"""The library under the command line: the same runs, checks and errors from Python, and no output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import flnl_bench as fb
 from flnl_bench import cli
 from flnl_bench.config import TRAINING
 from flnl_bench.methods import default_methods
-from flnl_bench.running.api import OPTIONS
-from flnl_bench.running.runner import Run
+from flnl_bench.running.options import OPTION_NAMES
 
 SMALL = {"rounds": 3, "clients": 4, "epochs": 1, "samples": 200, "fraction": 0.5}  # as TINY
 GRID = {"methods": ["fedavg", "fedprox"], "settings": ["sym-1.0"], "seeds": (1,), "training": SMALL}
@@ -38,7 +37,7 @@ def test_a_run_has_the_folder_and_the_numbers_of_the_command(finished, tmp_path)
     assert Path(done["run_dir"]).name == finished.folder.name
     assert rounds_of(done["run_dir"]) == rounds_of(finished.folder)
     assert (finished.last10, finished.best) == (done["last10"], done["best"])
-    assert finished.scenario == done["scenario"]
+    assert finished.scenario.fingerprint == done["scenario"]
 
 
 def test_what_the_command_has_finished_is_found_and_only_fresh_runs_it_again(tmp_path):
@@ -48,10 +47,10 @@ def test_what_the_command_has_finished_is_found_and_only_fresh_runs_it_again(tmp
     assert again.summary.seconds != seconds
 
 
-def test_a_run_that_was_made_by_other_code_is_told_unless_it_is_made_anew(tmp_path, monkeypatch, recwarn):
+def test_a_run_that_was_made_by_other_code_is_a_warning_unless_it_runs_again(tmp_path, monkeypatch, recwarn):
     asked = {"out": tmp_path, **SMALL}
     fb.run("fedavg", "clean", **asked)
-    monkeypatch.setattr(Run, "code_changed", True)
+    monkeypatch.setattr("flnl_bench.running.runner.changed_code", lambda record, cls: ["fedavg"])
     fb.run("fedavg", "clean", fresh=True, **asked)
     assert not recwarn
     with pytest.warns(UserWarning, match="the code of fedavg has changed since"):
@@ -77,8 +76,8 @@ def test_frames_hold_the_files(finished):
     assert list(wrong) == pytest.approx(list(finished.clients["realised_ratio"]))
 
 
-def test_a_result_says_in_a_line_what_it_is(finished):
-    start = "<RunResult fedgr on digits · iid · sym-1.0 · quick · seed 1: last10 "
+def test_a_record_prints_as_one_line(finished):
+    start = "<RunRecord fedgr on digits · iid · sym-1.0 · quick · seed 1: last10 "
     assert repr(finished).startswith(start)
     assert repr(finished).endswith(", 3 rounds>")
 
@@ -178,7 +177,7 @@ def test_a_mistake_in_a_method_is_told_with_file_line_and_cause(tmp_path, monkey
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_interrupted_run_goes_on(finished, tmp_path):
+def test_an_interrupted_run_resumes(finished, tmp_path):
     def stop(row):
         if row["round"] == 1:
             raise KeyboardInterrupt
@@ -186,7 +185,7 @@ def test_an_interrupted_run_goes_on(finished, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fb.run("fedgr", "sym-1.0", out=tmp_path, progress=stop, **SMALL)
     result = fb.run("fedgr", "sym-1.0", out=tmp_path, **SMALL)
-    assert result.record.resumed == 1
+    assert result.resumed == 1
     assert rounds_of(result.folder) == rounds_of(finished.folder)
 
 
@@ -196,14 +195,14 @@ def test_the_command_and_the_function_take_the_same_options():
     arguments = set(inspect.signature(fb.run).parameters)
     only_there = {"seeds", "as_json", "file", "plugin", "debug", "pdb"}
     assert options - only_there == arguments - {"progress", "loading"}
-    named = arguments - {"seed", "fresh", "progress", "loading", "training"}
-    assert named | set(TRAINING) == OPTIONS
+    named = arguments - {"fresh", "progress", "loading", "training"}
+    assert named | set(TRAINING) == OPTION_NAMES
 
 
 # -- scenarios ---------------------------------------------------------------------------------------
 def test_a_scenario_is_the_one_that_run_and_the_command_make(finished):
     small = {name: SMALL[name] for name in ("clients", "samples")}
-    assert fb.make_scenario(**small).fingerprint == finished.scenario
+    assert fb.make_scenario(**small).fingerprint == finished.scenario.fingerprint
     shown = flnl("scenario", "show", "--setting", "mixed-0.5", "--partition", "dir-1.0", "--json").json
     assert fb.make_scenario("digits", "dir-1.0", "mixed-0.5").fingerprint == shown["fingerprint"]
 
@@ -222,7 +221,7 @@ def test_a_suite_from_a_dictionary_has_the_runs_of_single_calls(tmp_path, capfd)
     for row in suite.runs.to_dict("records"):
         alone = fb.run(row["method"], "sym-1.0", out=tmp_path, **SMALL)
         assert (str(alone.folder), alone.last10) == (row["run_dir"], row["last10"])
-        assert alone.record.resumed == 0
+        assert alone.resumed == 0
 
 
 def test_a_dry_suite_only_looks(tmp_path):
@@ -304,7 +303,7 @@ def test_an_error_of_the_watcher_is_not_the_methods(tmp_path):
         fb.run("fedavg", "sym-1.0", out=tmp_path, progress=watch, **SMALL)
     (record,) = (json.loads(file.read_text()) for file in tmp_path.rglob("run.json"))
     assert record["status"] == "interrupted"
-    assert fb.run("fedavg", "sym-1.0", out=tmp_path, **SMALL).record.resumed == 1
+    assert fb.run("fedavg", "sym-1.0", out=tmp_path, **SMALL).resumed == 1
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,7 @@ def test_seeds_are_a_list_and_not_given_twice():
     [
         (lambda: fb.load_results(3), "folder is 3, but must be the path of a results folder"),
         (lambda: fb.run_suite(3), "suite is 3, but must be a file or a dictionary"),
-        (lambda: fb.load_model("nowhere"), "is not there: nor is its folder"),
+        (lambda: fb.load_model("nowhere"), "is not there, nor is its folder"),
     ],
 )
 def test_what_is_no_path_is_one_line(call, told):

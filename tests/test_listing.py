@@ -1,4 +1,4 @@
-"""`list runs` and what `show` says of failed runs and of sieves."""
+"""`list runs`, and what `show` prints about failed runs and sieves."""
 
 import dataclasses
 
@@ -31,10 +31,10 @@ def asked(folder, *words):
     return flnl("list", "runs", "--runs", folder, *words, "--json").json["runs"]
 
 
-def test_runs_are_listed_whatever_has_become_of_them(folder):
-    assert listed(folder) == [
-        ("fedgr", 1, "done"),
+def test_runs_of_all_statuses_are_listed(folder):
+    assert sorted(listed(folder)) == [
         ("fedavg", 1, "done"),
+        ("fedgr", 1, "done"),
         ("fedgr", 13, "interrupted"),
         ("fedprox", 1, "failed"),
     ]
@@ -55,7 +55,7 @@ def test_filters_of_runs_all_hold_at_once(folder, words, found):
     assert listed(folder, *words) == found
 
 
-def test_a_run_is_one_line_where_nobody_looks(folder, monkeypatch):
+def test_a_run_is_one_line_without_a_terminal(folder, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     lines = flnl("list", "runs", "--runs", folder).out.splitlines()
     assert len(lines) == 5
@@ -78,9 +78,11 @@ def test_the_list_for_people_has_what_show_takes_and_the_error(folder, monkeypat
         (["runs", "--method", "fedgro"], "did you mean 'fedgr'?"),
         (
             ["runs", "--method", "fedavg", "--partition", "dir-0.3"],
-            "no run is of this method and this partition",
+            "no run has this method and this partition",
         ),
         (["methods", "--status", "done"], "--status chooses runs"),
+        (["runs", "--status", "dome"], "unknown status 'dome'; did you mean 'done'?"),
+        (["runs", "--status", "running"], "no run has the status running"),
         (["run"], "did you mean 'runs'?"),
     ],
 )
@@ -90,7 +92,7 @@ def test_what_cannot_be_listed_is_refused(folder, words, told):
     assert (done.code, told in done.errors[-1]) == (2, True), done.errors
 
 
-def test_show_tells_the_error_of_a_failed_run_and_where_the_traceback_is(folder, monkeypatch):
+def test_show_prints_the_error_of_a_failed_run_and_where_the_traceback_is(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     (run,) = asked(folder, "--status", "failed")
     out = flnl("show", run["run_dir"]).out
@@ -99,7 +101,7 @@ def test_show_tells_the_error_of_a_failed_run_and_where_the_traceback_is(folder,
     assert 'File "mine.py", line 7, in loss' in out
 
 
-def test_recall_by_class_tells_which_classes_a_sieve_throws_away(folder, monkeypatch):
+def test_recall_by_class_shows_which_classes_a_sieve_throws_away(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     path = RunFolder(write_run(folder, "fedgr", accuracy=70, seed=42, all_rounds=True)).path
     given = np.array([0, 0, 0, 1, 1, 2, 2])
@@ -110,3 +112,20 @@ def test_recall_by_class_tells_which_classes_a_sieve_throws_away(folder, monkeyp
     assert "right labels called clean, by class: 0.50 0.00 –" in flnl("show", path).out
     np.savez(path / "beliefs.npz", given=given)  # of a method without a sieve
     assert class_recall(path / "beliefs.npz") == class_recall(path / "none.npz") == []
+
+
+def test_methods_are_listed_with_their_ranges():
+    (row,) = [row for row in flnl("list", "methods", "--json").json["methods"] if row["name"] == "fedgr"]
+    assert row["hyperparameters"]["gamma_g"] == {"type": "float", "default": 0.9, "range": "from 0 to 1"}
+    assert row["hyperparameters"]["refine"] == {"type": "bool", "default": True, "range": None}
+    text = " ".join(flnl("list", "methods").out.split())
+    assert "gamma_g=0.9 (from 0 to 1), " in text
+    assert "refine=True, " in text
+
+
+def test_the_own_hyperparameters_of_a_variant_are_listed():
+    (row,) = [row for row in flnl("list", "methods", "--json").json["methods"] if row["name"] == "fedgr"]
+    assert row["variants"]["fedgr/no-ema"] == {"lambda_b": 0.0}
+    assert row["variants"]["fedgr/released"]["release"] == "b"
+    text = " ".join(flnl("list", "methods").out.split())
+    assert "fedgr/released --set: release=b, batch_weights=True" in text

@@ -13,7 +13,7 @@ from command_line import TINY, flnl, interrupted, rounds_of, tiny
 
 from flnl_bench import Method
 from flnl_bench.methods import default_methods
-from flnl_bench.results.provenance import source
+from flnl_bench.results.provenance import method_digest
 
 PLUGIN = """
 from flnl_bench import Method
@@ -48,7 +48,7 @@ def warned(done, method="mine"):
     return any(f"the code of {method} has changed" in line and "--fresh" in line for line in done.errors)
 
 
-def test_a_finished_run_of_other_code_is_found_with_a_warning_and_played_anew_on_demand(tmp_path, install):
+def test_a_finished_run_of_other_code_is_found_with_a_warning_and_runs_again_with_fresh(tmp_path, install):
     command = tiny(tmp_path, "--json", method="mine")
     install(PLUGIN.format(1))
     made = flnl(*command)
@@ -63,7 +63,7 @@ def test_a_finished_run_of_other_code_is_found_with_a_warning_and_played_anew_on
     assert not warned(flnl(*command))
 
 
-def test_a_run_that_went_on_with_other_code_keeps_its_warning(tmp_path, install, monkeypatch):
+def test_a_run_that_resumed_with_other_code_keeps_its_warning(tmp_path, install, monkeypatch):
     command = tiny(tmp_path, "--json", method="mine")
     install(PLUGIN.format(1))
     interrupted(2, *command, monkeypatch=monkeypatch)
@@ -72,7 +72,7 @@ def test_a_run_that_went_on_with_other_code_keeps_its_warning(tmp_path, install,
     assert warned(flnl(*command))  # found finished, its first rounds are of the old code
 
 
-def test_a_built_in_method_is_no_exception(tmp_path, install):
+def test_a_changed_built_in_method_is_a_warning_too(tmp_path, install):
     command = tiny(tmp_path, "--json", method="fedprox")
     text = Path(inspect.getfile(flnl_methods.fedprox)).read_text()
     install(text, "FedProx", "flnl_methods.fedprox")
@@ -86,16 +86,16 @@ def test_a_built_in_method_is_no_exception(tmp_path, install):
     assert found.json == made.json
 
 
-def test_a_method_from_a_session_is_not_suspected(tmp_path, install):
+def test_a_method_without_a_file_gives_no_warning(tmp_path, install):
     command = tiny(tmp_path, "--json", method="mine")
     default_methods().methods["mine"] = type("Mine", (Method,), {"name": "mine", "__module__": "session"})
-    assert source(default_methods().methods["mine"]) is None
+    assert method_digest(default_methods().methods["mine"]) is None
     assert not warned(flnl(*command))
     assert not warned(flnl(*command))
 
 
 # -- suites ------------------------------------------------------------------------------------------
-def test_a_suite_tells_that_its_runs_were_made_by_other_code(tmp_path, install):
+def test_a_suite_warns_that_its_runs_were_made_by_other_code(tmp_path, install):
     training = dict(zip((name[2:] for name in TINY[::2]), TINY[1::2], strict=True))
     file = tmp_path / "mine.toml"
     lines = [f"{name} = {value}" for name, value in training.items()]
@@ -119,7 +119,7 @@ def test_a_method_that_changed_between_two_seeds_is_not_averaged_silently(tmp_pa
     board = flnl("leaderboard", runs)
     assert "⚠ mine: not comparable" in board.out
     (warning,) = board.errors
-    command = warning.partition("run them anew: flnl-bench ")[2]
+    command = warning.partition("run them again: flnl-bench ")[2]
     assert command.startswith("run --method mine --setting sym-1.0 --seeds 1,13 --dataset digits")
     assert "mine,mine,1,2," in flnl("leaderboard", runs, "--format", "csv").out  # version, codes
     assert flnl(*shlex.split(command), "--out", runs).code == 0
@@ -164,7 +164,7 @@ def package(tmp_path, monkeypatch):
         for name, text in {"__init__": "", **files}.items():
             (folder / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
-        return source(importlib.import_module("helped.mine").Mine)
+        return method_digest(importlib.import_module("helped.mine").Mine)
 
     return write
 

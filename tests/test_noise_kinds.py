@@ -16,7 +16,7 @@ from flnl_bench.scenario.annotators import mean_rate, wrong_share
 from flnl_bench.scenario.instance import flip_rates, label_chances, mean_flip_rate, wrong_class_chances
 from flnl_bench.scenario.noise import noisy_labels
 from flnl_bench.scenario.pmd import (
-    SHAPES,
+    MARGIN_SHAPES,
     certainty,
     distances_to_means,
     flip_chances,
@@ -93,7 +93,7 @@ def test_the_share_of_a_class_that_errs_is_cut_at_one_and_a_client_without_errin
         labels_of(f"pair-1.0,rates={tmp_path}/rates.txt", [0] * 90 + [1] * 10, 0.4, 2).tolist() == [0] * 100
     )
     np.savetxt(tmp_path / "rates.txt", [0, 0])
-    with pytest.raises(BadInput, match="one of the rates at least must be above 0"):
+    with pytest.raises(BadInput, match="at least one rate must be above 0"):
         labels_of(f"pair-1.0,rates={tmp_path}/rates.txt", [0, 1], 0.4, 2)
 
 
@@ -205,13 +205,13 @@ def test_dim_images_give_any_wrong_class(option):
 # -- margin ------------------------------------------------------------------------------------------
 def test_shapes_of_the_flip_chance():
     margin = np.array([0, 0.2, 0.5, 1])
-    assert np.allclose(SHAPES[1](margin), [0.5, 0.48, 0.375, 0])
-    assert np.allclose(SHAPES[2](margin), [1, 0.992, 0.875, 0])
-    assert np.allclose(SHAPES[3](margin), [1, 0.917333, 0.708333, 0], atol=1e-6)
+    assert np.allclose(MARGIN_SHAPES[1](margin), [0.5, 0.48, 0.375, 0])
+    assert np.allclose(MARGIN_SHAPES[2](margin), [1, 0.992, 0.875, 0])
+    assert np.allclose(MARGIN_SHAPES[3](margin), [1, 0.917333, 0.708333, 0], atol=1e-6)
 
 
 def test_flip_chances_have_the_ratio_of_the_client():
-    shape = SHAPES[1](np.array([0, 0.5, 1, 0.2]))
+    shape = MARGIN_SHAPES[1](np.array([0, 0.5, 1, 0.2]))
     assert shape.mean() == pytest.approx(0.33875)
     assert np.allclose(flip_chances(shape, 0.3), [0.442804, 0.332103, 0, 0.425092], atol=1e-6)
     assert np.allclose(flip_chances(shape, 0.6), [0.885609, 0.664207, 0, 0.850185], atol=1e-6)

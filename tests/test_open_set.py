@@ -302,8 +302,8 @@ def test_forged_images_are_refused(tmp_path):
         ({"replaced": twice}, "different rows of the pool"),
         ({"true": true}, "must be -1 where images are replaced, and nowhere else"),
         ({"pool_digest": None}, "come with the digest of their pool"),
-        ({"pool_digest": "0"}, "pool_digest is odd"),
-        ({"announced": 0.3}, "an announced ratio is there or missing"),
+        ({"pool_digest": "0"}, "pool_digest is '0', but must be 32 hex digits"),
+        ({"announced": 0.3}, "must not have an announced ratio"),
         ({"setting": "sym-1.0:0.3-0.3", "kinds": ("sym",) * 4}, "sym-1.0:0.3-0.3 has no pool"),
     ):
         with pytest.raises(BadInput, match=says):

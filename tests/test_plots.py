@@ -88,7 +88,16 @@ def test_memorization_is_that_of_the_diagnostics(tmp_path):
 def test_all_sources_of_the_same_runs_give_the_same_picture(tmp_path):
     paths = [write_curve(tmp_path, [seed, 2], seed=seed) for seed in (1, 13)]
     results = fb.load_results(tmp_path)
-    sources = (tmp_path, str(tmp_path), results, results.runs, paths, [results, paths[0] / "run.json"])
+    records = results.finished
+    sources = (
+        tmp_path,
+        str(tmp_path),
+        results,
+        results.runs,
+        records,
+        paths,
+        [results, paths[0] / "run.json"],
+    )
     drawn = [lines_of(plots.curves(source).axes[0])["fedavg"].tolist() for source in sources]
     assert drawn == [[[1, 7], [2, 2]]] * len(sources)
 
@@ -217,10 +226,10 @@ HOSTILE = r"$\frac{1$_x^"
 def test_names_are_harmless_and_in_the_legend(tmp_path, name, ending):
     write_curve(tmp_path, [1, 2], label=name, changed={"mu": 1.0}, hyperparameters={"mu": 1.0})
     figure = plots.curves(tmp_path)
-    (told,) = names_in(figure)
-    assert told == plain(f"fedavg [{name}]")
-    assert "\n" not in told
-    assert "\x1b" not in told
+    (shown,) = names_in(figure)
+    assert shown == plain(f"fedavg [{name}]")
+    assert "\n" not in shown
+    assert "\x1b" not in shown
     written = plots.save(figure, tmp_path / f"a.{ending}").read_bytes()
     assert b"<b>" not in written
 
@@ -238,9 +247,9 @@ def test_a_notebook_shows_a_figure(tmp_path):
 
 # -- the command -------------------------------------------------------------------------------------
 def test_the_command_and_the_library_know_the_same_kinds():
-    from flnl_bench.cli.plot import KINDS
+    from flnl_bench.cli.plot import PLOT_HELP
 
-    assert list(KINDS) == list(plots.KINDS)
+    assert list(PLOT_HELP) == list(plots.PLOTS)
 
 
 def test_the_command_writes_by_the_ending(tmp_path):
@@ -253,7 +262,7 @@ def test_the_command_writes_by_the_ending(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["curve"], "unknown kind of plot 'curve'; did you mean 'curves'?"),
         (["curves", "-o", "a.gif"], "unknown ending '.gif' in the file name 'a.gif'"),
@@ -261,7 +270,7 @@ def test_the_command_writes_by_the_ending(tmp_path):
         (["curves", "nowhere"], "there is no folder nowhere of a run or of results"),
         (["curves", "empty"], "there is no finished run in empty"),
         (["curves", "runs", "--setting", "sym"], "unknown setting 'sym' in the results"),
-        (["curves", "runs", "--x", "mu"], "--x is not for curves plots"),
+        (["curves", "runs", "--x", "mu"], "--x is not an option of curves plots"),
         (["cost", "runs", "--metric", "last"], "unknown metric 'last'"),
         (
             ["sieve", "runs"],
@@ -271,19 +280,21 @@ def test_the_command_writes_by_the_ending(tmp_path):
         (["grid", "runs"], "only one combination"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, words, told):
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     write_curve(tmp_path / "runs", [1, 2], beliefs=None)
     done = flnl("plot", *(words if "-o" in words else [*words, "-o", "a.png"]))
     assert done.code == 2
     assert len(done.errors) == 1
-    assert told in done.errors[0]
+    assert message in done.errors[0]
     assert not list(tmp_path.glob("*.*"))
 
 
 def test_a_run_that_is_not_finished_is_named(tmp_path):
     path = write_run(tmp_path, status="interrupted")
+    with pytest.raises(fb.BadInput, match="is not finished: its status is interrupted"):
+        plots.curves(fb.load_results(tmp_path).records[0])
     done = flnl("plot", "curves", path, "-o", tmp_path / "a.png")
     assert "is not finished: its status is interrupted" in done.errors[0]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from command_line import flnl, interrupted, rounds_of, tiny
 
 import flnl_bench as fb
 from flnl_bench import plugin_files, registry
+from flnl_bench.methods import default_methods
+from flnl_bench.results import provenance
 from flnl_bench.suite.grid import make_grid
 from flnl_bench.suite.scheduler import work, work_arguments
 from flnl_bench.suite.suite_file import make_suite
@@ -41,6 +46,15 @@ FLAT = ModelKind("flat", "no weights", flat)
 ONES = NoiseKind("ones", "all become 1", lambda client: np.ones_like(client.true))
 """
 
+INSTALLED = """
+from flnl_bench import NoiseKind, hookimpl
+from packed.rates import RATES
+
+@hookimpl
+def flnl_register_noises():
+    return [NoiseKind("packed", "all become 0", lambda client: client.true * 0, ratios=RATES)]
+"""
+
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
@@ -60,12 +74,16 @@ def record_of(done) -> dict:
     return json.loads((Path(done.json["run_dir"]) / "run.json").read_text())
 
 
+def code_of(done) -> dict:
+    return record_of(done)["provenance"]["code"]
+
+
 # -- finding -----------------------------------------------------------------------------------------
 def test_a_class_in_a_file_is_a_method_at_once(tmp_path, write):
     done = flnl(*tiny(tmp_path / "runs", "--plugin", write(), "--json", method="mine"))
     about = record_of(done)["provenance"]
-    assert about["plugins"] == {"method mine from mine": about["method"]["source"]}
-    assert about["method"]["class"] == "flnl_plugin_mine:Mine"
+    assert about["class"] == "flnl_plugin_mine:Mine"
+    assert about["code"].keys() == {"method"}
 
 
 def test_the_environment_names_files_too(tmp_path, write, monkeypatch):
@@ -158,19 +176,59 @@ def test_an_edited_file_is_other_code_also_for_a_run_that_goes_on(tmp_path, writ
     assert warned(done)
     record = record_of(done)
     (before,) = record["earlier"]
-    assert before["plugins"].keys() == record["provenance"]["plugins"].keys()
-    assert before["plugins"] != record["provenance"]["plugins"]
+    assert before["code"]["method"] != record["provenance"]["code"]["method"]
 
 
-def test_an_edited_network_is_other_code_of_the_runs_that_use_it_alone(tmp_path, write):
+def test_an_edited_network_is_told_to_the_runs_that_use_it_alone(tmp_path, write):
     plain = tiny(tmp_path / "runs", "--plugin", write(OTHERS), "--json")
     flat = [*plain, "--model", "flat"]
-    first = flnl(*flat)
-    assert record_of(first)["provenance"]["plugins"].keys() == {"model flat from mine"}
-    assert "plugins" not in record_of(flnl(*plain))["provenance"]
+    assert code_of(flnl(*flat)).keys() == {"method", "model"}
+    assert code_of(flnl(*plain)).keys() == {"method"}
     write(OTHERS.replace("AdaptiveAvgPool2d", "AdaptiveMaxPool2d"))
-    assert any("the code of fedavg has changed" in line for line in flnl(*flat).errors)
+    assert any("the code of model flat has changed" in line for line in flnl(*flat).errors)
     assert not any("has changed" in line for line in flnl(*plain).errors)
+
+
+def test_a_noise_from_a_file_does_not_make_fedavg_another_method(tmp_path, write):
+    options = ["--plugin", write(OTHERS), "--json"]
+    plain = code_of(flnl(*tiny(tmp_path / "plain", *options)))
+    noisy = code_of(flnl(*tiny(tmp_path / "noisy", *options, setting="ones-1.0")))
+    assert noisy["method"] == plain["method"]
+    assert noisy.keys() - plain.keys() == {"noise"}
+    write(OTHERS + "# edited")
+    edited = code_of(flnl(*tiny(tmp_path / "edited", *options, setting="ones-1.0")))
+    assert {kind for kind in noisy if noisy[kind] != edited[kind]} == {"noise"}
+
+
+@pytest.mark.parametrize("edited", ["noise", "rates", "method"])
+def test_the_code_of_an_installed_noise_is_that_of_its_module_and_what_it_imports(
+    tmp_path, write, monkeypatch, edited
+):
+    def code():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "packed"]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        registry._installed.cache_clear()
+        provenance._module_digest.cache_clear()
+        return code_of(flnl(*tiny(tmp_path / "runs", "--json", "--fresh", setting="packed-1.0")))
+
+    (tmp_path / "packed").mkdir()
+    texts = {
+        "__init__": "",
+        "noise": INSTALLED,
+        "rates": "RATES = (0.1, 0.3)\n",
+        "method": METHOD.format(scale=1.0),
+    }
+    for name, text in texts.items():
+        (tmp_path / "packed" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [*entry_points(group=registry.GROUP), EntryPoint("packed", "packed.noise", registry.GROUP)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    before = code()
+    assert before.keys() == {"method", "noise"}
+    with (tmp_path / "packed" / f"{edited}.py").open("a") as file:
+        file.write("# edited\n")
+    assert (code() == before) == (edited == "method")
 
 
 # -- broken files ------------------------------------------------------------------------------------
@@ -296,3 +354,15 @@ def test_what_cannot_be_built_leaves_nothing_behind(write, tmp_path, old, new, a
     assert (done.code, len(done.errors)) == (1, 1)
     assert "division by zero (mine.py:" in done.errors[0]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_may_define_the_class_of_a_variant(write):
+    text = METHOD.format(scale=1.0).replace(
+        'name = "mine"', 'name = "mine"\n    variants = {"twice": "Twice"}'
+    )
+    file = write(text + "\n\nclass Twice(Mine):\n    scale: float = 2.0\n")
+    fb.load_plugin(file)
+    methods = default_methods()
+    assert {"mine", "mine/twice"} <= set(methods.names())
+    assert methods.make("mine/twice", {}, {}).scale == 2.0
+    assert not methods.problems

@@ -20,7 +20,7 @@ from flnl_bench.cli.outcome import as_object
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.results import published
 from flnl_bench.results.archive import MEMBERS, export_runs, import_runs
-from flnl_bench.results.provenance import source
+from flnl_bench.results.provenance import method_digest
 from flnl_bench.results.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def rounds_of(results):
 
 @pytest.mark.parametrize("code", ["installed", "edited"])
 def test_a_run_that_was_made_here_too_counts_and_is_flagged_if_its_code_was_another(code, shipped):
-    digest = source(FedProx) if code == "installed" else "b" * 16
+    digest = method_digest(FedProx) if code == "installed" else "b" * 16
     write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, source=digest)
     board = leaderboard(load_results(shipped / "own", with_published=True))
     assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
@@ -199,7 +199,7 @@ def test_an_earlier_part_of_a_resumed_run_may_be_why(shipped):
 @pytest.mark.parametrize("odd", [None, "a word", ["a list"]], ids=str)
 def test_a_run_whose_record_is_odd_is_shown_all_the_same(odd, shipped):
     run = write_run(shipped / "own", "fedprox", accuracy=59.0, all_rounds=True)
-    edit(run, provenance=RunFolder(run).read().provenance | {"method": odd, "instructions": odd})
+    edit(run, provenance=RunFolder(run).read().provenance | {"code": odd, "instructions": odd})
     assert "the code of the method" in told_of_published(run)
     edit(run, summary=None)
     assert told_of_published(run) == ""

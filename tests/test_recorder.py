@@ -1,4 +1,4 @@
-"""The recorder: summaries, files that can be trusted, and the record of a run."""
+"""What a run leaves behind: the record, the rounds, the beliefs, and the folder."""
 
 import dataclasses
 import json
@@ -11,49 +11,42 @@ import pytest
 from flnl_methods.fedavg import FedAvg
 from flnl_methods.fednoro import FedNoRo
 from known_world import WORLD
+from toy_runs import toy_config, toy_runner
 
 from flnl_bench import Beliefs
 from flnl_bench.atomic_files import finite, json_text, replace_file
-from flnl_bench.config import RunConfig
 from flnl_bench.errors import BadInput
-from flnl_bench.methods import values_of
 from flnl_bench.results.diagnostics import belief_arrays, judge
-from flnl_bench.results.run_folder import RunFolder, run_folder
-from flnl_bench.results.run_record import RunRecord, ScenarioFacts, parse_record, summarise
-from flnl_bench.running.runner import Run
-from flnl_bench.testing import CPU, TRAINING, toy_dataset, toy_scenario
-
-
-def config(method=None, **changes):
-    method = method or FedAvg()
-    described = RunConfig(
-        method=method.name,
-        dataset="toy",
-        partition="iid",
-        setting="sym-0.5",
-        preset="quick",
-        seed=1,
-        device="cpu",
-        training=dataclasses.replace(TRAINING, rounds=3, epochs=1),
-        hyperparameters=values_of(method),
-    )
-    return dataclasses.replace(described, **changes)
-
-
-def played(out, method=None, scenario=None):
-    run = Run(config(method), method or FedAvg(), toy_dataset(), scenario or toy_scenario(), out, CPU)
-    return run, run.play()
+from flnl_bench.results.run_folder import RunFolder, read_runs
+from flnl_bench.results.run_record import (
+    RunRecord,
+    ScenarioFacts,
+    parse_record,
+    read_record,
+    summarise,
+)
+from flnl_bench.testing import toy_scenario
 
 
 def record(**changes):
-    """A record that says no more than it must."""
-    facts = {"status": "done", "scenario": ScenarioFacts("f" * 16), "provenance": {"numbers": 1}}
-    return RunRecord(**{"config": config(), **facts, **changes})
+    """A record with the required fields only."""
+    facts = {"status": "done", "changed": {}, "provenance": {"numbers": 1}}
+    facts["scenario"] = ScenarioFacts("f" * 16, 6, 180)
+    return RunRecord(**{"config": toy_config(), **facts, **changes})
+
+
+COUNTS = {
+    "samples": 7,
+    "mixtures": 1,
+    "searches": 0,
+    "sent": {"n_k": {"per": "client", "messages": 2, "units": 2, "numbers": 2, "bytes": 16}},
+}
 
 
 def rounds(*accuracies, **more):
-    costs = {"bytes_down": 10, "bytes_up": 20, "forward": 3, "backward": 2, "seconds": 0.5}
-    return [{"round": i, "accuracy": a, **costs, **more} for i, a in enumerate(accuracies)]
+    numbers = {"loss": 1.0, "train_loss": 1.0, "seconds": 0.5, "counts": COUNTS}
+    costs = {"bytes_down": 10, "bytes_up": 20, "forward": 3, "backward": 2}
+    return [{"round": i, "accuracy": a, **numbers, **costs, **more} for i, a in enumerate(accuracies)]
 
 
 # -- summary -----------------------------------------------------------------------------------------
@@ -63,6 +56,7 @@ def test_the_headline_is_the_mean_of_the_last_ten_rounds():
     assert (summary.best, summary.best_round, summary.final) == (90.0, 0, 9)
     assert (summary.bytes_down, summary.bytes_up) == (120, 240)
     assert (summary.forward, summary.backward, summary.seconds) == (36, 24, 6.0)
+    assert (summary.counts["samples"], summary.counts["sent"]["n_k"]["bytes"]) == (84, 192)
 
 
 def test_a_short_run_is_averaged_over_what_it_has_and_the_first_best_counts():
@@ -123,10 +117,34 @@ def test_no_rounds_are_an_empty_list(tmp_path):
     assert RunFolder(tmp_path).read_rounds() == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 0}', "\x00"])
-def test_what_is_no_record_of_this_version_is_not_read(tmp_path, text):
-    (tmp_path / "run.json").write_text(text)
+def test_a_folder_without_a_record_has_none(tmp_path):
     assert RunFolder(tmp_path).read() is None
+
+
+FOREIGN = [
+    (b"", "torn: not whole JSON"),
+    (b"{", "torn: not whole JSON"),
+    (b"\x00\xff", "torn: not whole JSON"),
+    (b"[" * 100_000, "torn: not whole JSON"),
+    (b"[]", "foreign: not a run of flnl-bench"),
+    (b'{"status": "done", "schema": 1}', "schema 1, but this version of flnl-bench reads 2"),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), FOREIGN)
+def test_a_torn_or_foreign_record_is_one_line_and_a_problem_of_its_folder(tmp_path, content, why):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(BadInput, match=rf"run\.json: {why}.*; --fresh starts the run again$"):
+        RunFolder(tmp_path).read()
+    records, problems = read_runs(tmp_path)
+    assert records == []
+    assert problems[tmp_path / "run.json"].startswith(why)
+
+
+def test_a_record_that_cannot_be_opened_is_one_line(tmp_path):
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(BadInput, match=r"run\.json: cannot be read \(Is a directory\)"):
+        RunFolder(tmp_path).read()
 
 
 def test_a_record_is_read_as_it_was_written():
@@ -134,8 +152,8 @@ def test_a_record_is_read_as_it_was_written():
         changed={"mu": 0.5},
         label="fedavg [mine]",
         scenario=ScenarioFacts("f" * 16, 6, 180, 0.25),
-        provenance={"numbers": 1, "method": {"source": "new"}},
-        earlier=[{"numbers": 1, "method": {"source": "old"}}],
+        provenance={"numbers": 1, "code": {"method": "new", "model": "new model"}},
+        earlier=[{"numbers": 1, "code": {"method": "old"}}],
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:01:00+00:00",
         resumed=2,
@@ -144,22 +162,22 @@ def test_a_record_is_read_as_it_was_written():
         traceback="in two lines",
         imported={"file": "theirs.zip"},
     )
-    assert parse_record(full.text().encode()) == full
-    assert list(full.as_dict()) == [one.name for one in dataclasses.fields(RunRecord)]
-    assert full.sources == {"new", "old"}
+    assert parse_record(json.loads(full.text())) == full
+    names = [part.name for part in dataclasses.fields(RunRecord)]
+    assert [*full.as_dict(), "folder", "published"] == names
+    assert full.code == {"method": {"new", "old"}, "model": {"new model"}}
 
 
-def test_what_a_run_does_not_have_is_left_out_of_its_record():
-    assert list(record().as_dict()) == [
-        "schema",
-        "status",
-        "config",
-        "scenario",
-        "provenance",
-        "resumed",
-        "summary",
-    ]
-    assert parse_record(record().text().encode()) == record()
+def test_absent_values_are_left_out_of_a_record_except_for_the_summary():
+    required = ["schema", "status", "config", "changed", "scenario", "provenance", "resumed", "summary"]
+    assert list(record().as_dict()) == required
+    assert parse_record(json.loads(record().text())) == record()
+
+
+def test_a_record_knows_its_folder_and_does_not_write_it(tmp_path):
+    RunFolder(tmp_path).write(record(folder=tmp_path / "elsewhere", published=True))
+    read = read_record(tmp_path)
+    assert (read.folder, read.published) == (tmp_path, False)
 
 
 def edited(*path, to=None):
@@ -172,22 +190,11 @@ def edited(*path, to=None):
         del part[path[-1]]
     else:
         part[path[-1]] = to
-    return json.dumps(values).encode()
+    return json.loads(json.dumps(values))
 
 
-@pytest.mark.parametrize("name", ["precision", "compile", "pretrained", "norm", "samples", "test_samples"])
-def test_an_older_record_has_the_defaults_of_what_came_later(name):
-    assert parse_record(edited("config", "training", name)).config == config()
-
-
-def test_an_older_record_is_of_the_first_version_of_its_method():
-    assert parse_record(edited("config", "version")).config.version == 1
-    assert parse_record(edited("resumed")).resumed == 0
-    assert parse_record(edited("summary", "diverged")).summary.diverged is None
-
-
-def test_what_a_newer_version_has_added_is_ignored_unless_it_changes_the_run():
-    assert parse_record(edited("weather", to="fine")).config == config()
+def test_an_unknown_part_of_a_record_is_ignored_and_one_of_a_configuration_is_refused():
+    assert parse_record(edited("weather", to="fine")).config == toy_config()
     assert parse_record(edited("summary", "weather", to="fine")).summary.rounds == 3
     for path in (("config", "weather"), ("config", "training", "weather")):
         with pytest.raises(ValueError, match=rf"{'.'.join(path)} is not known to this version"):
@@ -201,7 +208,10 @@ def test_what_a_newer_version_has_added_is_ignored_unless_it_changes_the_run():
         (("config", "seed"), True),
         (("config", "training", "rounds"), "3"),
         (("config", "hyperparameters"), [1]),
+        (("changed",), None),
         (("scenario", "fingerprint"), 7),
+        (("scenario", "clients"), None),
+        (("summary", "counts"), None),
         (("provenance", "numbers"), "1"),
         (("summary", "rounds"), 2.5),
         (("label",), 3),
@@ -218,48 +228,51 @@ def test_a_protocol_that_cannot_be_is_foreign():
         parse_record(edited("config", "training", "rounds", to=0))
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"round": 1}', '{"round": 1, "accuracy": "high", "seconds": 1.0}'])
+@pytest.mark.parametrize("line", ["[1]", '{"round": 1}', "7"])
 def test_lines_that_are_not_rounds_are_refused(tmp_path, line):
     folder = RunFolder(tmp_path)
     folder.rewrite_rounds(rounds(1.0))
     with open(folder.rounds_file, "a") as file:
         file.write(line + "\n")
-    with pytest.raises(ValueError):
+    with pytest.raises(BadInput, match=r"rounds\.jsonl does not hold rounds of flnl-bench"):
         folder.read_rounds()
-    assert folder.last_round()["round"] == 0
+    assert folder.last_round() is None
 
 
-def test_a_folder_is_named_by_what_was_run(tmp_path):
-    path = run_folder(tmp_path, config())
-    assert path.relative_to(tmp_path).parts[:4] == ("toy", "iid", "sym-0.5", "fedavg")
-    assert path.name == f"quick-s1-{config().hash}"
-    changes = {"dataset": "npz:/a/b.npz", "setting": "sym-1.0:0.2-0.4", "method": "fedgr/x"}
-    odd = run_folder(tmp_path, dataclasses.replace(config(), **changes))
-    assert odd.relative_to(tmp_path).parts[:5] == ("npz-_a_b.npz", "iid", "sym-1.0_0.2-0.4", "fedgr", "x")
+def test_the_last_round_is_that_of_the_last_whole_line(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.last_round() is None
+    folder.rewrite_rounds(rounds(1.0, 2.0))
+    with open(folder.rounds_file, "a") as file:
+        file.write('{"round": 2')
+    assert folder.last_round()["round"] == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": 2},
-        {"setting": "sym-0.6"},
-        {"device": "cuda"},
-        {"hyperparameters": {"view": "strong"}},
-        {"scenario": "0123456789abcdef"},
-        {"version": 2},
-        {"training": dataclasses.replace(TRAINING, rounds=3, epochs=1, lr=0.2)},
-    ],
-)
-def test_whatever_changes_the_numbers_changes_the_hash(change):
-    assert config(**change).hash != config().hash
-    assert config().hash == config().hash
+# -- many runs ---------------------------------------------------------------------------------------
+def test_runs_are_found_in_the_order_of_their_folders_and_not_below_each_other_or_hidden(tmp_path):
+    for place in ("b", "a/c", "a/c/inner", ".hidden"):
+        folder = RunFolder(tmp_path / place)
+        folder.create()
+        folder.write(record(status="running"))
+    records, problems = read_runs(tmp_path)
+    assert [found.folder.relative_to(tmp_path).as_posix() for found in records] == ["a/c", "b"]
+    assert problems == {}
+
+
+def test_a_run_that_is_done_without_a_summary_is_a_problem(tmp_path):
+    RunFolder(tmp_path).write(record())
+    records, problems = read_runs(tmp_path)
+    assert records == []
+    assert problems == {tmp_path / "run.json": "its status is done, but its summary is not of all rounds"}
 
 
 # -- a run -------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run of a method that judges clients."""
-    return played(tmp_path_factory.mktemp("runs"), FedNoRo())[0]
+    runner = toy_runner(tmp_path_factory.mktemp("runs"), FedNoRo())
+    runner.run()
+    return runner
 
 
 def test_the_record_says_what_was_run_and_where(run):
@@ -268,6 +281,7 @@ def test_the_record_says_what_was_run_and_where(run):
         "schema",
         "status",
         "config",
+        "changed",
         "scenario",
         "provenance",
         "started",
@@ -288,7 +302,8 @@ def test_the_record_says_what_was_run_and_where(run):
         "flnl_bench",
         "numbers",
         "commit",
-        "method",
+        "class",
+        "code",
         "python",
         "platform",
         "libraries",
@@ -306,21 +321,22 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
     def stop(row):
         raise KeyboardInterrupt
 
-    run = Run(config(), FedAvg(), toy_dataset(), toy_scenario(), tmp_path, CPU)
+    runner = toy_runner(tmp_path)
     monkeypatch.setattr("flnl_bench.running.runner.provenance", lambda *_: {"numbers": 1, "commit": "old"})
     with pytest.raises(KeyboardInterrupt):
-        run.play(progress=stop)
+        runner.run(progress=stop)
     monkeypatch.setattr("flnl_bench.running.runner.provenance", lambda *_: {"numbers": 1, "commit": "new"})
-    record = run.play()
+    record = runner.run()
     assert (record.provenance["commit"], record.resumed) == ("new", 1)
     assert [about["commit"] for about in record.earlier] == ["old"]
 
 
 def test_data_that_changed_are_not_taken_for_the_same_run(tmp_path):
-    played(tmp_path)
-    other = toy_scenario(seed=2)
-    with pytest.raises(BadInput, match="--fresh"):
-        played(tmp_path, scenario=other)
+    toy_runner(tmp_path).run()
+    other = toy_runner(tmp_path, scenario=toy_scenario(seed=2))
+    with pytest.raises(BadInput, match=r"the data have changed since the run in .* with --fresh"):
+        other.run()
+    assert other.run(fresh=True).scenario.fingerprint == other.scenario.fingerprint
 
 
 def test_every_round_has_its_numbers_and_diagnostics(run):
@@ -339,12 +355,12 @@ def test_a_finished_run_leaves_beliefs_and_no_checkpoint(run):
         assert (arrays["noisy_client"] >= 0).any()
 
 
-def test_where_the_truth_is_unknown_nothing_is_said_about_it(tmp_path):
+def test_where_the_truth_is_unknown_there_are_no_diagnostics(tmp_path):
     scenario = dataclasses.replace(toy_scenario(), truth_known=False)
-    run, record = played(tmp_path, scenario=scenario)
+    record = toy_runner(tmp_path, scenario=scenario).run()
     assert record.scenario.noise_ratio is None
-    assert all("diagnostics" not in row for row in run.folder.read_rounds())
-    with np.load(run.folder.path / "beliefs.npz") as arrays:
+    assert all("diagnostics" not in row for row in record.read_rounds())
+    with np.load(record.folder / "beliefs.npz") as arrays:
         assert "true" not in arrays
 
 
@@ -358,17 +374,17 @@ def test_a_diverged_run_is_recorded_as_valid_json(tmp_path):
         def round(self, server, federation):
             return {**super().round(server, federation), "norm": math.nan}
 
-    run, record = played(tmp_path, Diverging())
+    record = toy_runner(tmp_path, Diverging()).run()
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
     for line in (
-        *run.folder.rounds_file.read_text().splitlines(),
-        (run.folder.path / "run.json").read_text(),
+        *(record.folder / "rounds.jsonl").read_text().splitlines(),
+        (record.folder / "run.json").read_text(),
     ):
         json.loads(line, parse_constant=refuse)
-    last = run.folder.read_rounds()[-1]
+    last = record.last_round()
     assert (last["loss"], last["method"]["norm"]) == (None, None)
     assert record.status == "done"
 

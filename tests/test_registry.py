@@ -210,6 +210,59 @@ def test_variants_are_names_too(mine):
     assert mine.method_class("mine/soft") is Mine
 
 
+class Layered(Method):
+    """With a variant of its own class."""
+
+    name = "layered"
+    variants = {"own": "Deep", "plain": {"depth": 3}}
+    depth: int = 1
+
+
+class Deep(Layered):
+    """The variant."""
+
+    variants = {}
+    depth: int = 2
+    width: float = 0.5
+
+    def views(self):
+        """Other images."""
+        return ("strong",)
+
+
+def test_a_variant_may_be_a_class_with_its_own_hooks_and_hyperparameters():
+    methods = Methods()
+    methods.add("test", Layered)
+    assert not methods.problems
+    assert methods.names() == ["layered", "layered/own", "layered/plain"]
+    assert methods.method_class("layered/own") is Deep
+    assert methods.make("layered/own", {"depth": 7}, {"width": "0.25"}) == Deep(depth=2, width=0.25)
+    assert methods.variant_values("layered/own") == {"depth": 2, "width": 0.5}
+    with pytest.raises(BadInput, match="layered has no such hyper-parameter"):
+        methods.make("layered", {}, {"width": "0.25"})
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("Missing", "must be a subclass of Wrong"),
+        ("flnl_bench.api:Method", "must be a subclass of Wrong"),
+        ("no_such_module:Deep", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_variant_that_is_no_subclass_is_refused(target, reason):
+    class Wrong(Method):
+        """A method."""
+
+        name = "wrong"
+        variants = {"odd": target}
+
+    methods = Methods()
+    methods.add("test", Wrong)
+    (problem,) = methods.problems
+    assert reason in problem
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("mien", "mine"), ("othr", "other"), ("mine/sft", "mine/soft"), ("mine/", "mine")]
 )

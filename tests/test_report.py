@@ -135,8 +135,8 @@ def test_tables_to_download_are_those_of_the_leaderboard(site):
             assert (site / "tables" / f"{metric}.{ending}").read_text() == table
 
 
-def test_what_is_not_counted_is_told(site):
-    assert re.search(r"fedprox/quick-s42-[0-9a-f]{8}: failed", Page((site / "index.html").read_text()).words)
+def test_runs_that_are_not_counted_are_listed(site):
+    assert re.search(r"fedprox/quick-s42-[0-9a-f]{16}: failed", Page((site / "index.html").read_text()).words)
 
 
 # -- names that mean something -----------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_report_is_replaced_as_a_whole_and_anything_else_is_left_alone(site, t
     assert not (site / "runs" / "old.html").exists()
     (tmp_path / "thesis.txt").touch()
     done = flnl("report", runs, "-o", tmp_path)
-    assert (done.code, "holds something else than a report" in done.errors[-1]) == (2, True)
+    assert (done.code, "holds files that are not of a report" in done.errors[-1]) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert sorted(path.name for path in site.parent.iterdir()) == ["runs", "site"]
 
@@ -199,7 +199,7 @@ def test_files_of_the_user_in_a_report_keep_it_from_being_replaced(site, name):
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     done = flnl("report", site.parent / "runs", "-o", site)
-    assert (done.code, "holds something else than a report" in done.errors[-1]) == (2, True)
+    assert (done.code, "holds files that are not of a report" in done.errors[-1]) == (2, True)
     assert mine.read_text() == "mine"
     shutil.rmtree(mine.parent) if mine.parent.name in (".git", "mine") else mine.unlink()
 
@@ -213,15 +213,15 @@ def test_a_link_to_a_report_stays_a_link_and_the_current_folder_stays(site, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
     monkeypatch.chdir(tmp_path / "real")
     done = flnl("report", site.parent / "runs", "-o", ".")
-    assert (done.code, "is where you are" in done.errors[-1]) == (2, True)
+    assert (done.code, "is the current folder" in done.errors[-1]) == (2, True)
 
 
-@pytest.mark.parametrize(("where", "told"), [("no/site", "there is no folder"), ("file", "is a file")])
-def test_a_place_that_cannot_hold_a_site_is_refused(tmp_path, where, told):
+@pytest.mark.parametrize(("where", "message"), [("no/site", "there is no folder"), ("file", "is a file")])
+def test_a_place_that_cannot_hold_a_site_is_refused(tmp_path, where, message):
     write_run(tmp_path / "runs", training=SMALL)
     (tmp_path / "file").touch()
     done = flnl("report", tmp_path / "runs", "-o", tmp_path / where)
-    assert (done.code, told in done.errors[-1]) == (2, True)
+    assert (done.code, message in done.errors[-1]) == (2, True)
 
 
 def test_a_folder_without_finished_runs_has_no_report(tmp_path):

@@ -76,8 +76,8 @@ def test_the_numbers_are_those_of_the_leaderboard(open_page, site):
         for shown, row in zip(rows(page, number), table["rows"], strict=True):
             cells = [*(row["cells"][name] for name in table["settings"]), row["avg"]]
             spread = ["" if cell["std"] is None else f" ± {cell['std']:.2f}" for cell in cells]
-            told = [f"{cell['mean']:.2f}{std}" for cell, std in zip(cells, spread, strict=True)]
-            assert shown == f"{row['label']} {' '.join(told)} {row['rank']:.2f}"
+            texts = [f"{cell['mean']:.2f}{std}" for cell, std in zip(cells, spread, strict=True)]
+            assert shown == f"{row['label']} {' '.join(texts)} {row['rank']:.2f}"
             bold = page.locator(f"section[data-table='{number}'] tr", has_text=row["label"]).locator("b")
             assert bold.count() == list(row["marks"].values()).count("best")
 

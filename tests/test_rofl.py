@@ -197,7 +197,7 @@ def test_few_rounds_have_short_schedules(rounds, sampled, t_k, t_pl):
     terms = terms_of(rounds, sampled=sampled)
     rates = [RoFL(forget_rate=0.4).forget(t, terms) for t in range(rounds)]
     assert rates.index(0.4) == t_k - 1
-    assert RoFL().given_rounds(terms) == t_pl
+    assert RoFL().warmup(terms) == t_pl
 
 
 def test_tau_is_announced_or_a_fifth_and_never_everything():

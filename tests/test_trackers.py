@@ -1,4 +1,4 @@
-"""Trackers see runs from start to end; one that fails is given up, and the run goes on."""
+"""Trackers see runs from start to end; one that fails is dropped, and the run continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIARY = '''
 from flnl_bench import Tracker
 
 class Diary(Tracker):
-    """Writes down what it sees."""
+    """Writes a line per event."""
 
     name = "diary"
     help = "a list of events"
@@ -27,9 +27,9 @@ class Diary(Tracker):
         with open(self.file, "a") as file:
             print(*words, file=file)
 
-    def start(self, run):
-        self.file = run.folder / "diary"
-        self.write("start", len(run.rounds), run.options["training.clients"])
+    def start(self, run, folder, rounds):
+        self.file = folder / "diary"
+        self.write("start", len(rounds), run.config.training.clients)
 
     def round(self, row):
         self.write("round", row["round"])
@@ -42,7 +42,7 @@ class Diary(Tracker):
 
 @pytest.fixture
 def diary(tmp_path, monkeypatch):
-    """Writes the tracker `diary`, which may be broken, and gives the options that use it."""
+    """Write the tracker `diary`, which may be broken, and return the options that use it."""
     monkeypatch.setenv(plugin_files.VARIABLE, "")
 
     def write(broken="pass"):
@@ -75,7 +75,9 @@ def test_a_tracker_changes_neither_the_folder_nor_the_numbers(tmp_path, diary, c
     assert watched["last10"] == alone["last10"]
 
 
-def test_a_run_that_goes_on_tells_what_was_before_and_fresh_forgets_it(tmp_path, diary, monkeypatch):
+def test_a_tracker_gets_the_earlier_rounds_of_a_resumed_run_and_none_after_fresh(
+    tmp_path, diary, monkeypatch
+):
     command = tiny(tmp_path / "runs", *diary())
     interrupted(2, *command, monkeypatch=monkeypatch)
     run_dir = flnl(*command).json["run_dir"]
@@ -86,14 +88,14 @@ def test_a_run_that_goes_on_tells_what_was_before_and_fresh_forgets_it(tmp_path,
 
 
 @pytest.mark.parametrize("broken", ["1 / 0", "raise SystemExit(1)", "self.file = '/nowhere/at/all'"])
-def test_a_tracker_that_fails_is_one_line_and_the_run_goes_on(tmp_path, diary, broken):
+def test_a_tracker_that_fails_is_one_line_and_the_run_continues(tmp_path, diary, broken):
     done = flnl(*tiny(tmp_path / "runs", *diary(broken)))
     (line,) = [line for line in done.errors if "tracker 'diary'" in line]
-    assert line.startswith("flnl-bench: warning: tracker 'diary' has failed at round and is given up: ")
+    assert line.startswith("flnl-bench: warning: tracker 'diary' failed at round and is not used any more: ")
     assert len(rounds_of(done.json["run_dir"])) == 3
 
 
-def test_a_failed_run_is_told_to_its_tracker(tmp_path, diary):
+def test_a_tracker_gets_the_end_of_a_failed_run(tmp_path, diary):
     options = diary()
     broken = "from flnl_bench import Method\nclass Broken(Method):\n    name = 'broken'\n"
     (tmp_path / "broken.py").write_text(broken + "    def aggregate(self, server, updates):\n        1 / 0\n")
@@ -104,10 +106,10 @@ def test_a_failed_run_is_told_to_its_tracker(tmp_path, diary):
     assert events(file.parent) == ["start 0 4", "end failed 0"]
 
 
-def test_users_of_the_library_are_told_by_warnings(tmp_path, diary):
+def test_users_of_the_library_get_warnings(tmp_path, diary):
     fb.load_plugin(diary("1 / 0")[1])
     small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 100}
-    with pytest.warns(UserWarning, match="tracker 'diary' has failed at round"):
+    with pytest.warns(UserWarning, match="tracker 'diary' failed at round"):
         fb.run("fedavg", "clean", tracker="diary", out=tmp_path / "runs", **small)
 
 
@@ -134,7 +136,7 @@ def test_what_a_tracker_requires_may_be_odd(tmp_path, diary, requires, told):
     assert any(told in line for line in done.errors)
 
 
-def test_a_package_that_vanishes_on_a_worker_is_only_told(monkeypatch):
+def test_a_package_that_vanishes_on_a_worker_is_only_a_warning(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = []
     assert Tracking(["wandb"], told.append).active == {}

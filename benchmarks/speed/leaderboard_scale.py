@@ -1,9 +1,9 @@
-"""How long the leaderboard takes for many runs, made in a temporary folder.
+"""Time of the leaderboard for many runs, made in a temporary folder.
 
     python -m benchmarks.speed.leaderboard_scale --runs 5000
 
-The time is that of `flnl-bench leaderboard` as a process of its own, with start and statistics; two
-calls show how far it can be trusted.
+The time is that of `flnl-bench leaderboard` as a process, with start and statistics; two calls show how much
+it varies.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from pathlib import Path
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.leaderboards.comparability import METHODS, SETTINGS
 from flnl_bench.methods import default_methods, values_of
-from flnl_bench.results.run_folder import RunFolder, run_folder
-from flnl_bench.results.run_record import COSTS, RunRecord, ScenarioFacts, summarise
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import COSTS, COUNTS, RoundRow, RunRecord, ScenarioFacts, summarise
 from flnl_bench.running.presets import load_preset
 
 DATASETS, PARTITIONS = ("digits", "cifar10"), ("iid", "dir-0.3")
-ROUND = dict.fromkeys(("seconds", *COSTS), 1)
+SENT = {"n_k": {"per": "client", "messages": 2, "units": 2, "numbers": 2, "bytes": 16}}
+ROUND: RoundRow = {
+    **dict.fromkeys(("loss", "train_loss", "seconds", *COSTS), 1),
+    "counts": {**dict.fromkeys(COUNTS, 1), "sent": SENT},
+}
 COMMAND = (
     sys.executable,
     "-c",
@@ -38,31 +42,31 @@ COMMAND = (
 
 
 def configurations(count: int) -> list[RunConfig]:
-    """Seed after seed of all methods and settings, until there are enough."""
+    """Return configurations of all methods and settings, seed after seed."""
     registry, preset = default_methods(), load_preset("quick")
     values = {name: values_of(registry.make(name, {}, {})) for name in METHODS}
     training = {name: preset.training(name) for name in DATASETS}
     rows = list(itertools.product(METHODS, SETTINGS, DATASETS, PARTITIONS))
-    made = []
+    configs = []
     for number in range(count):
         method, setting, dataset, partition = rows[number % len(rows)]
         place, seed = (method, dataset, partition, setting, "quick"), 1 + number // len(rows)
-        made.append(RunConfig(*place, seed, "cpu", training[dataset], values[method]))
-    return made
+        configs.append(RunConfig(*place, seed, "cpu", training[dataset], values[method]))
+    return configs
 
 
 def write(out: Path, config: RunConfig) -> Path:
-    """A finished run as the runner leaves it, without its rounds: the leaderboard does not read them."""
+    """Write a finished run without its rounds, which the leaderboard does not read; return its folder."""
     accuracy = random.uniform(10, 90)
     scenario = f"{config.dataset} {config.partition} {config.setting} {config.seed}"
-    folder = RunFolder(run_folder(out, config))
+    folder = RunFolder(out / config.place)
     folder.create()
     folder.write(
         RunRecord(
             status="done",
             config=config,
-            scenario=ScenarioFacts(scenario),
-            provenance={"numbers": NUMBERS_VERSION, "method": {"source": config.method}},
+            scenario=ScenarioFacts(scenario, config.training.clients, 1000),
+            provenance={"numbers": NUMBERS_VERSION, "code": {"method": config.method}},
             changed={},
             summary=summarise([{**ROUND, "accuracy": accuracy}] * config.training.rounds),
         )
@@ -71,7 +75,7 @@ def write(out: Path, config: RunConfig) -> Path:
 
 
 def timed(folder: Path) -> tuple[float, float]:
-    """Seconds of the command on the clock and of the processor; what else is running counts for the first."""
+    """Return seconds of the command on the clock and of the processor."""
     begin, before = time.perf_counter(), os.times()
     subprocess.run([*COMMAND, folder], check=True, capture_output=True)
     clock, after = time.perf_counter() - begin, os.times()
@@ -80,7 +84,7 @@ def timed(folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Make the runs and print what they took."""
+    """Make the runs and print the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5000)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How large the site of many runs is, how long it takes to make and, with Playwright, how long to open.
+"""Size of the site of many runs, time to make it and, with Playwright, time to open it.
 
     python -m benchmarks.speed.report_scale --runs 500
 
@@ -21,38 +21,38 @@ from benchmarks.speed.leaderboard_scale import ROUND, configurations, write
 from flnl_bench.report.site import write_report
 from flnl_bench.results.run_folder import RunFolder
 
-PAGES = {"index.html": "section[data-table] table", "methods/fedgr.html": "figure canvas"}
+LAST_ELEMENTS = {"index.html": "section[data-table] table", "methods/fedgr.html": "figure canvas"}
 
 
 def rounds(count: int) -> list[dict[str, Any]]:
-    """A curve with the diagnostics that a page shows."""
-    made = []
+    """Return a curve with the diagnostics that a page shows."""
+    rows = []
     for number in range(count):
         seen = {"memorised": random.uniform(0, 40), "sieve_f_score": random.random()}
         row = {"round": number, "accuracy": random.uniform(10, 90), "loss": 1.0, "diagnostics": seen}
-        made.append({**ROUND, **row})
-    return made
+        rows.append({**ROUND, **row})
+    return rows
 
 
 def opened(site: Path) -> dict[str, float]:
-    """Seconds until each page shows what is on it."""
+    """Return the seconds until each page has drawn its content."""
     from playwright.sync_api import sync_playwright
 
-    found = {}
+    seconds = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, last in PAGES.items():
+        for name, last in LAST_ELEMENTS.items():
             page = browser.new_page()
             begin = time.perf_counter()
             page.goto((site / name).as_uri())
             page.locator(last).last.wait_for()
-            found[name] = time.perf_counter() - begin
+            seconds[name] = time.perf_counter() - begin
         browser.close()
-    return found
+    return seconds
 
 
 def main() -> None:
-    """Make runs and the site, and print what it took."""
+    """Make runs and the site, and print size and times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=500)
     options = parser.parse_args()
@@ -68,8 +68,8 @@ def main() -> None:
         print(f"{options.runs} runs: made in {taken:.1f} s, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB")
         print(f"index.html: {index / 1e3:.0f} kB")
         if importlib.util.find_spec("playwright"):
-            for page, seconds in opened(site).items():
-                print(f"{page}: open after {seconds:.2f} s")
+            for page, clock in opened(site).items():
+                print(f"{page}: open after {clock:.2f} s")
 
 
 if __name__ == "__main__":

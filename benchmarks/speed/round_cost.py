@@ -27,9 +27,7 @@ def start(method: str, arguments: argparse.Namespace) -> Engine:
         method, dataset=arguments.dataset, data_dir=arguments.data_dir, changes=warmed, training=training
     )
     runner = prepare(options)
-    engine = Engine(
-        runner.method, runner.dataset, runner.scenario, runner.config.training, 1, runner.devices
-    )
+    engine = Engine(runner.method, runner.dataset, runner.scenario, runner.config.training, 1, runner.devices)
     while engine.round < -(-engine.terms.clients // engine.terms.sampled) + 1:
         engine.play_round()
     return engine

@@ -1,4 +1,4 @@
-"""One file a command: parse, call the library, print; here errors become one line."""
+"""The command line: one file per command; errors become one line here."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from flnl_bench.processes import interruptible
 FAILED, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(name="flnl-bench", pretty_exceptions_enable=False)
-app.command("run")(run.run)
+app.command("run")(run.run_command)
 app.command("list")(listing.list_names)
-app.command("show")(show.show)
-app.command("suite")(suite.suite)
-app.command("leaderboard")(leaderboard.leaderboard)
-app.command("report")(report.report)
-app.command("plot")(plot.plot)
-app.command("compare")(compare.compare)
-app.command("doctor")(doctor.doctor)
-app.add_typer(observe.app, name="observe")
-app.add_typer(scenario.app, name="scenario")
-app.add_typer(results.app, name="results")
-app.add_typer(plugin.app, name="plugin")
+app.command("show")(show.show_command)
+app.command("suite")(suite.suite_command)
+app.command("leaderboard")(leaderboard.leaderboard_command)
+app.command("report")(report.report_command)
+app.command("plot")(plot.plot_command)
+app.command("compare")(compare.compare_command)
+app.command("doctor")(doctor.doctor_command)
+app.add_typer(observe.observe_commands, name="observe")
+app.add_typer(scenario.scenario_commands, name="scenario")
+app.add_typer(results.results_commands, name="results")
+app.add_typer(plugin.plugin_commands, name="plugin")
 
 
 @app.callback(invoke_without_command=True)
@@ -75,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _execute(arguments)
         out.flush()
         if out.error and not isinstance(out.error, BrokenPipeError):  # not `| head`, which wants no more
-            note(f"what should be printed is lost: {one_line(out.error)}")
+            note(f"the output could not be printed: {one_line(out.error)}")
     sys.exit(code or (FAILED if out.error else 0))
 
 
 def _execute(arguments: Sequence[str] | None) -> int:
-    """The exit code of one command; whatever a user can cause becomes one line on stderr."""
+    """Run one command and return its exit code; every error that a user can cause is one line on stderr."""
     try:
         check_not_empty(sys.argv[1:] if arguments is None else arguments)
         command = typer.main.get_command(app)
@@ -103,14 +103,14 @@ def _execute(arguments: Sequence[str] | None) -> int:
 
 
 def check_not_empty(arguments: Sequence[str]) -> None:
-    """Refuse what a shell's variable leaves that is not set: as a path it would be this folder."""
+    """Refuse empty arguments, as an unset shell variable leaves them: a path would be this folder."""
     for before, argument in itertools.pairwise(["flnl-bench", *arguments]):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
-            raise BadInput(f"there is nothing after {argument or before}")
+            raise BadInput(f"the value after {argument or before} is empty")
 
 
 def hide_types_of_switches(command: Any) -> None:
-    """A switch takes no value: where typer would write <bool>, the help says nothing."""
+    """Hide the type <bool> of switches in the help: they take no value."""
     for option in command.get_params(typer.Context(command)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
@@ -124,7 +124,7 @@ def _fail(code: int, message: str) -> int:
 
 
 def usage_line(error: typer.TyperException) -> str:
-    """A usage error as one line: what is wrong, the nearest option, where the help is."""
+    """Return a usage error as one line: what is wrong, the nearest option, where the help is."""
     near: Sequence[str] = getattr(error, "possibilities", None) or ()
     text = f"{error.message}; did you mean {near[0]}?" if near else error.format_message()
     text = text[:1].lower() + text[1:].rstrip(".").replace(". Did you mean", "; did you mean")

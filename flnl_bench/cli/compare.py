@@ -12,7 +12,7 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import amount, note, percent, print_json, stdout, table
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.cli.show import BLOCKS, find_run, squeeze
+from flnl_bench.cli.show import BLOCKS, find_run, rounds_of, squeeze
 from flnl_bench.config import written
 from flnl_bench.errors import BadInput
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
@@ -23,7 +23,7 @@ WIDEST = 72  # characters of a curve
 RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
 
 
-def compare(
+def compare_command(
     first: Annotated[str, RunName],
     second: Annotated[str, RunName],
     output: Annotated[
@@ -33,7 +33,7 @@ def compare(
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
     a, b = (find_finished(name) for name in (first, second))
-    curves = [record.read_rounds() for record in (a, b)]
+    curves = [rounds_of(record) for record in (a, b)]
     if output:
         _draw((a, b), output)
     if as_json:
@@ -83,7 +83,9 @@ def _print(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> 
 def _folded(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """The hyper-parameters that only one of two methods has, in one line."""
     own = {name: pair for name, pair in found.items() if name.startswith(HYPER) and None in pair}
-    sides = [{n.removeprefix(HYPER): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)]
+    sides = [
+        {n.removeprefix(HYPER): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)
+    ]
     rest = {name: pair for name, pair in found.items() if name not in own}
     return {**rest, "own values": (written(sides[0]), written(sides[1]))} if own else rest
 

@@ -1,4 +1,4 @@
-"""`flnl-bench doctor`: whether this machine can be trusted with runs, and how fast it is."""
+"""`flnl-bench doctor`: checks of this machine, and its speed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flnl_bench.cli.show import RUNS
 from flnl_bench.escaping import lines
 
 if TYPE_CHECKING:
-    from flnl_bench.doctor.check_result import Finding
+    from flnl_bench.doctor.check_result import CheckResult
 
-STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+_STATE_STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
 
-def doctor(
+def doctor_command(
     device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder that runs would be written to.")] = RUNS,
@@ -31,37 +31,37 @@ def doctor(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Check this machine: versions, device, plugins, data, folders, equal numbers, speed.
+    """Check this machine: versions, device, plugins, data, folders, reproducibility, speed.
 
     Nothing is downloaded, and nothing stays on the disk. Exits with 1 if something is wrong.
     """
     with waiting("loading torch"):
-        from flnl_bench.doctor.check_result import Asked, isolated
-        from flnl_bench.doctor.checks import CHECKS, SLOW
+        from flnl_bench.doctor.check_result import DoctorOptions, run_check
+        from flnl_bench.doctor.checks import QUICK_CHECKS, SLOW_CHECKS
         from flnl_bench.engine.devices import choose_device
 
-        asked = Asked(choose_device(device).type, out, data_dir)
-    found: dict[str, Finding] = {}
-    for name, check in (CHECKS if quick else CHECKS | SLOW).items():
+        doctor_options = DoctorOptions(choose_device(device).type, out, data_dir)
+    findings: dict[str, CheckResult] = {}
+    for name, check in (QUICK_CHECKS if quick else QUICK_CHECKS | SLOW_CHECKS).items():
         with waiting(f"checking: {name}"):
-            found[name] = isolated(check, asked)
-    wrong = [name for name, finding in found.items() if finding.state == "wrong"]
+            findings[name] = run_check(check, doctor_options)
+    wrong = [name for name, finding in findings.items() if finding.state == "wrong"]
     if as_json:
-        rows = [{"check": name, **dataclasses.asdict(finding)} for name, finding in found.items()]
-        print_json({"ok": not wrong, "device": asked.device, "checks": rows})
+        rows = [{"check": name, **dataclasses.asdict(finding)} for name, finding in findings.items()]
+        print_json({"ok": not wrong, "device": doctor_options.device, "checks": rows})
     else:
-        print_table(found)
+        print_table(findings)
     if wrong:
-        note(f"{len(wrong)} of {len(found)} checks found something wrong: {', '.join(wrong)}")
+        note(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}")
         raise typer.Exit(1)
 
 
-def print_table(found: Mapping[str, Finding]) -> None:
-    """A row for each check; what to do is below what was found."""
-    made = table("check", "", "result → what to do")
-    for column in made.columns[:2]:
+def print_table(findings: Mapping[str, CheckResult]) -> None:
+    """Print a row per check; the advice is below the result."""
+    rows = table("check", "", "result → what to do")
+    for column in rows.columns[:2]:
         column.no_wrap = True
-    for name, finding in found.items():
-        told = lines(finding.result) + (f"\n→ {lines(finding.advice)}" if finding.advice else "")
-        made.add_row(name, Text(finding.state, STYLES[finding.state]), told)
-    stdout().print(made)
+    for name, finding in findings.items():
+        text = lines(finding.result) + (f"\n→ {lines(finding.advice)}" if finding.advice else "")
+        rows.add_row(name, Text(finding.state, _STATE_STYLES[finding.state]), text)
+    stdout().print(rows)

@@ -14,19 +14,19 @@ from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, choose_format
 
-WHAT, SHAPE = "What is compared", "Output"
-KINDS = ", ".join(f"{one.name} ({one.help})" for one in FORMATS.values())
+COMPARED, OUTPUT = "What is compared", "Output"
+FORMAT_HELP = ", ".join(f"{known.name} ({known.help})" for known in FORMATS.values())
 
 
-def leaderboard(
+def leaderboard_command(
     folder: Folder = RUNS,
     metric: Annotated[
         str,
         option(
-            WHAT,
+            COMPARED,
             "NAME",
-            "last10 (mean of the last ten rounds), best (the best round), cost, or what methods knew at the "
-            "end: memorised, sieve_f_score, noise_ratio_correlation, …",
+            "last10 (mean of the last ten rounds), best (the best round), cost, or a diagnostic of the last "
+            "round: memorised, sieve_f_score, noise_ratio_correlation, …",
         ),
     ] = "last10",
     method: options.OnlyMethod = None,
@@ -37,22 +37,24 @@ def leaderboard(
     seed: options.OnlySeed = None,
     against: Annotated[
         str | None,
-        option(WHAT, "METHOD", "Add paired differences to this method, with confidence interval and test."),
+        option(
+            COMPARED, "METHOD", "Add paired differences to this method, with confidence interval and test."
+        ),
     ] = None,
     paper: Annotated[
         bool,
-        flag(WHAT, "Put the paper's numbers beside ours, and say how far the orders agree.", "--paper"),
+        flag(COMPARED, "Add the paper's numbers, and the agreement of the orders of methods.", "--paper"),
     ] = False,
     with_published: Annotated[
-        bool, flag(WHAT, "Add the runs that this package ships to your own.", "--with-published")
+        bool, flag(COMPARED, "Add the runs that this package ships to your own.", "--with-published")
     ] = False,
     kind: Annotated[
-        str | None, option(SHAPE, "NAME", f"{KINDS}.", "--format", default="that of FILE, else table")
+        str | None, option(OUTPUT, "NAME", f"{FORMAT_HELP}.", "--format", default="that of FILE, else table")
     ] = None,
     output: Annotated[
-        Path | None, option(SHAPE, "FILE", "Write this file instead of stdout.", "--output", "-o")
+        Path | None, option(OUTPUT, "FILE", "Write this file instead of stdout.", "--output", "-o")
     ] = None,
-    as_json: Annotated[bool, flag(SHAPE, "The same as --format json.", "--json")] = False,
+    as_json: Annotated[bool, flag(OUTPUT, "The same as --format json.", "--json")] = False,
 ) -> None:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds."""
     from flnl_bench.leaderboards import pandas_api
@@ -61,9 +63,9 @@ def leaderboard(
 
     if as_json and kind not in (None, "json"):
         raise BadInput(f"--json and --format {kind} are both given; use one of them")
-    chosen = choose_format("json" if as_json else kind, output)
+    chosen_format = choose_format("json" if as_json else kind, output)
     check_metric(metric)
-    if folder != RUNS:  # a name that was given and is wrong; without one, there need be no own runs
+    if folder != RUNS:  # without a given folder, there may be no own runs
         pandas_api.check_folder(folder)
     results = pandas_api.load_results(folder, with_published=with_published)
     warn_files(results.problems)
@@ -83,13 +85,15 @@ def leaderboard(
     for text in board.warnings:
         note(f"warning: {text}")
     if output is not None:
-        write(output, chosen.write(board))
-    elif chosen.name == "table":  # the only format that knows the terminal: its width and its colours
+        write(output, chosen_format.write(board))
+    elif (
+        chosen_format.name == "table"
+    ):  # the only format that depends on the terminal: its width and its colours
         console = stdout()
         console.width = width_here()
-        show(console, board.sheets)
+        show(console, board.text_tables)
     else:
-        print(chosen.write(board), end="")
+        print(chosen_format.write(board), end="")
 
 
 def write(path: Path, text: str) -> None:

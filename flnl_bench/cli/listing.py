@@ -13,6 +13,7 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.results.run_record import STATUSES
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -27,7 +28,7 @@ Rows = list[dict[str, Any]]  # each with a name and a description
 
 def methods() -> Rows:
     """Methods and variants, with their hyper-parameters."""
-    from flnl_bench.methods import default_methods
+    from flnl_bench.methods import default_methods, variant_values
 
     registry = default_methods()
     return [
@@ -36,7 +37,7 @@ def methods() -> Rows:
             "description": ((cls.__doc__ or "").strip().splitlines() or [""])[0],
             "reference": cls.reference,
             "plugin": registry.origin[name],
-            "variants": {f"{name}/{variant}": dict(values) for variant, values in cls.variants.items()},
+            "variants": {f"{name}/{variant}": dict(variant_values(cls, variant)) for variant in cls.variants},
             "hyperparameters": _hyperparameters(cls),
         }
         for name, cls in registry.methods.items()
@@ -155,12 +156,13 @@ def _row(name: str, description: str, plugin: str) -> dict[str, Any]:
 
 
 def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
-    """Type and default of each hyper-parameter."""
+    """Type, default and range of each hyper-parameter; the range is a sentence, None if there is none."""
     from flnl_bench.methods import hyperparameters, kind_name, values_of
+    from flnl_bench.ranges import ranges_of
 
-    defaults = values_of(cls())
+    defaults, ranges = values_of(cls()), {name: str(allowed) for name, allowed in ranges_of(cls).items()}
     return {
-        name: {"type": kind_name(kind), "default": defaults[name]}
+        name: {"type": kind_name(kind), "default": defaults[name], "range": ranges.get(name)}
         for name, kind in hyperparameters(cls).items()
     }
 
@@ -192,11 +194,11 @@ def list_names(
 ) -> None:
     """List methods, data sets, settings, partitions, models, presets, trackers and plugins; or runs."""
     only = {"method": method, "dataset": dataset, "partition": partition, "setting": setting}
-    only |= {"preset": preset, "status": status}
+    only["preset"] = preset
     if kind == "runs":
-        list_runs(folder or RUNS, {name: given or [] for name, given in only.items()}, as_json)
+        list_runs(folder or RUNS, status or [], {name: given or [] for name, given in only.items()}, as_json)
         return
-    given = [name for name, value in {**only, "runs": folder}.items() if value]
+    given = [name for name, value in {**only, "status": status, "runs": folder}.items() if value]
     if given:
         raise BadInput(f"--{given[0]} chooses runs: `flnl-bench list runs --{given[0]} …`")
     if kind is not None and kind not in KINDS:
@@ -216,8 +218,8 @@ def list_names(
         print_rows(name, rows)
 
 
-def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) -> None:
-    """List the runs of a results folder, whatever their status."""
+def list_runs(folder: Path, status: Sequence[str], only: Mapping[str, Sequence[str]], as_json: bool) -> None:
+    """List the runs of a results folder: those with one of some statuses, or all."""
     from flnl_bench.cli.results import warn_files
     from flnl_bench.leaderboards.comparability import chosen
     from flnl_bench.leaderboards.pandas_api import check_folder
@@ -229,7 +231,7 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     warn_files(problems, "not listed: ")
     if not records:
         raise BadInput(f"there is no run below {folder}")
-    listed = [_run_row(record) for record in chosen(records, only)]
+    listed = [_run_row(record) for record in chosen(_having(records, status), only)]
     if as_json:
         print_json({"runs": listed})
         return
@@ -245,6 +247,17 @@ def list_runs(folder: Path, only: Mapping[str, Sequence[str]], as_json: bool) ->
     console.width = width_here()
     console.print(shown)
     note(f"{len(listed)} of {len(records)} runs below {folder}; {_how(folder)}")
+
+
+def _having(records: Sequence[RunRecord], statuses: Sequence[str]) -> Sequence[RunRecord]:
+    """Return the records with one of some statuses; all if none is given."""
+    for status in statuses:
+        if status not in STATUSES:
+            raise unknown("status", status, STATUSES)
+    found = [record for record in records if record.status in statuses] if statuses else records
+    if not found:
+        raise BadInput(f"no run has the status {' or '.join(statuses)}")
+    return found
 
 
 def _run_row(record: RunRecord) -> dict[str, Any]:
@@ -288,7 +301,16 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     lines += [f",{option}" for option in row.get("options", ())]
     if row.get("variants"):
         lines.append(f"variants: {', '.join(row['variants'])}")
-    if row.get("hyperparameters"):
-        values = ", ".join(f"{key}={about['default']}" for key, about in row["hyperparameters"].items())
-        lines.append(f"--set: {values}")
+    known = row.get("hyperparameters", {})
+    if known:
+        lines.append("--set: " + ", ".join(_setting(key, about) for key, about in known.items()))
+    for name, values in row.get("variants", {}).items():
+        own = ", ".join(f"{key}={value}" for key, value in values.items() if key not in known)
+        lines += [f"{name} --set: {own}"] if own else []
     return lines
+
+
+def _setting(key: str, about: Mapping[str, Any]) -> str:
+    """A hyper-parameter with its default and range."""
+    allowed = f" ({about['range']})" if about["range"] else ""
+    return f"{key}={about['default']}{allowed}"

@@ -29,12 +29,12 @@ from flnl_bench.errors import BadInput
 if TYPE_CHECKING:
     from flnl_bench.observations.memorization import Observation
 
-app = typer.Typer(help="The paper's observation experiments: data and a picture.")
+observe_commands = typer.Typer(help="The paper's observation experiments: data and a picture.")
 
 PICTURE = "memorization.svg"
 
 
-@app.callback()
+@observe_commands.callback()
 def observe() -> None:
     """The paper's observation experiments: data and a picture."""
 
@@ -44,7 +44,7 @@ def axis(panel: str, metavar: str, text: str) -> Any:
     return option(panel, metavar, f"{text}; may be repeated.", default="preset")
 
 
-@app.command("memorization")
+@observe_commands.command("memorization")
 def memorization(
     preset: Annotated[
         str, option(PROTOCOL, "NAME", "quick (digits, minutes on a core) or paper.", "--preset")

@@ -1,4 +1,4 @@
-"""The options that several commands share, and what is checked about them together."""
+"""The options that several commands share, and checks of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEVICES, FILES = "Where it computes", "Files and output"
 
 
 def option(panel: str, metavar: str, text: str, *names: str, default: str | bool = True, **more: Any) -> Any:
-    """An option of a panel of the help; `default` is shown where the real one is decided later."""
+    """Declare an option in a panel of the help; `default` is shown if the real one is decided later."""
     return typer.Option(
         *names, metavar=metavar, help=text, rich_help_panel=panel, show_default=default, **more
     )
 
 
 def flag(panel: str, text: str, name: str) -> Any:
-    """A switch that is off by default."""
+    """Declare a switch that is off by default."""
     return typer.Option(name, help=text, rich_help_panel=panel, metavar="")
 
 
@@ -87,12 +87,14 @@ def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
         raise BadInput("--seed and --seeds are both given; use one of them")
     parts = [part.strip() for part in seeds.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise BadInput(f"--seeds {seeds!r}: expected whole numbers from 0, separated by commas, as in 1,13,42")
+        raise BadInput(
+            f"--seeds {seeds!r}: expected whole numbers from 0, separated by commas, as in 1,13,42"
+        )
     return check_seeds(map(int, parts))
 
 
 def use_plugins(files: list[Path] | None) -> None:
-    """Make known what the files of --plugin add."""
+    """Register the entries of the files of --plugin."""
     if files:
         from flnl_bench.registry import use_plugin_files
 
@@ -100,7 +102,7 @@ def use_plugins(files: list[Path] | None) -> None:
 
 
 def parse_training(changes: list[str], asked: Mapping[str, object]) -> dict[str, Any]:
-    """The values of --training, of the types that the protocol declares; not those that are `asked` for."""
+    """Parse the values of --training; a value that is also among the options in `asked` is refused."""
     from flnl_bench.methods import parse_value
 
     kinds, values = typing.get_type_hints(Training), {}
@@ -114,7 +116,7 @@ def parse_training(changes: list[str], asked: Mapping[str, object]) -> dict[str,
 
 
 def parse_changes(changes: list[str], name: str = "--set") -> dict[str, str]:
-    """The `key=value` pairs of --set or of an option like it."""
+    """Parse the `key=value` pairs of --set or of a similar option."""
     pairs: dict[str, str] = {}
     for text in changes:
         key, equals, value = text.partition("=")

@@ -16,25 +16,25 @@ from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
 
-KINDS = {
-    "partition": "who holds how many images of which class, before and after the noise",
-    "transitions": "which true class became which given one",
+PLOT_HELP = {
+    "partition": "images of each client by class, before and after the noise",
+    "transitions": "which true class became which given class",
     "curves": "test accuracy by round",
     "memorization": "wrong labels memorised, by round",
-    "sieve": "the losses that a sieve parts, with mixture and true split",
+    "sieve": "the losses of a sieve, with mixture and true split",
     "noise": "estimated against true noise ratios of clients",
     "fscore": "F-scores of the clean/noisy split over clients",
     "cost": "accuracy against bytes, passes and seconds",
     "ablation": "the variants of one method as bars",
     "grid": "two swept hyper-parameters as a heat map",
 }
-HOW = "How they are drawn"
+DRAWING = "Drawing"
 
 
-def plot(
+def plot_command(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help="; ".join(f"{name}: {text}" for name, text in KINDS.items())),
+        typer.Argument(metavar="KIND", help="; ".join(f"{name}: {text}" for name, text in PLOT_HELP.items())),
     ],
     output: Annotated[
         Path, option(FILES, "FILE", "Write this file: .png, .svg or .pdf.", "--output", "-o", default=False)
@@ -54,38 +54,43 @@ def plot(
     preset: options.OnlyPreset = None,
     seed: options.OnlySeed = None,
     metric: Annotated[
-        str | None, option(HOW, "NAME", "last10 or best (cost, ablation, grid).", default="last10")
+        str | None, option(DRAWING, "NAME", "last10 or best (cost, ablation, grid).", default="last10")
     ] = None,
     client: Annotated[
-        list[int] | None, option(HOW, "K", "This client's matrix; may be repeated (transitions).")
+        list[int] | None, option(DRAWING, "K", "This client's matrix; may be repeated (transitions).")
     ] = None,
-    x: Annotated[str | None, option(HOW, "NAME", "Hyper-parameter from left to right (grid).", "--x")] = None,
-    y: Annotated[str | None, option(HOW, "NAME", "Hyper-parameter from bottom to top (grid).", "--y")] = None,
+    x: Annotated[
+        str | None, option(DRAWING, "NAME", "Hyper-parameter from left to right (grid).", "--x")
+    ] = None,
+    y: Annotated[
+        str | None, option(DRAWING, "NAME", "Hyper-parameter from bottom to top (grid).", "--y")
+    ] = None,
 ) -> None:
     """Draw a picture of finished runs: PNG, SVG or PDF, by the ending of FILE."""
-    if kind not in KINDS:
-        raise unknown("kind of plot", kind, KINDS)
-    which: dict[str, Any] = {"method": method, "setting": setting, "partition": partition, "dataset": dataset}
-    which |= {"preset": preset, "seed": seed}
-    how = {"metric": metric, "client": client, "x": x, "y": y}
+    if kind not in PLOT_HELP:
+        raise unknown("kind of plot", kind, PLOT_HELP)
+    names: dict[str, Any] = {"method": method, "setting": setting, "partition": partition, "dataset": dataset}
+    names |= {"preset": preset, "seed": seed}
+    drawing = {"metric": metric, "client": client, "x": x, "y": y}
     with waiting("drawing"):
         from flnl_bench import plots
 
         plots.check_file(output)
-        draw = plots.KINDS[kind]
-        given = {name: value for name, value in how.items() if value is not None}
+        draw = plots.PLOTS[kind]
+        given = {name: value for name, value in drawing.items() if value is not None}
         for name in given.keys() - inspect.signature(draw).parameters:
-            raise BadInput(f"--{name} is not for {kind} plots")
-        figure = told(lambda: draw(source or [RUNS], **given, **{k: v for k, v in which.items() if v}))
+            raise BadInput(f"--{name} is not an option of {kind} plots")
+        filters = {name: values for name, values in names.items() if values}
+        figure = with_notes(lambda: draw(source or [RUNS], **given, **filters))
         plots.save(figure, output)
     note(f"wrote {output}")
 
 
-def told(work: Callable[[], Any]) -> Any:
-    """Do it, and say its warnings as one line each."""
+def with_notes(work: Callable[[], Any]) -> Any:
+    """Return the result of `work`, and print its warnings as one line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        done = work()
-    for text in dict.fromkeys(str(one.message) for one in caught):
+        result = work()
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
         note(f"warning: {' '.join(text.split())}")
-    return done
+    return result

@@ -1,4 +1,4 @@
-"""`flnl-bench plugin`: begin a plugin, and check one."""
+"""`flnl-bench plugin`: start a plugin, and check one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from flnl_bench.methods import Methods
     from flnl_bench.testing import Finding
 
-app = typer.Typer(help="Begin a plugin of your own, and check one.", no_args_is_help=True)
+plugin_commands = typer.Typer(help="Start a plugin of your own, and check one.", no_args_is_help=True)
 
 
-@app.command()
+@plugin_commands.command()
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case words joined by dashes.")],
     kind: Annotated[
@@ -31,16 +31,15 @@ def new(
     """Write a complete package with a working example, a test and a README."""
     from flnl_bench.scaffold import KINDS, new_plugin
 
-    made = new_plugin(name, kind, out)
-    print(
-        f"made {made}: {', '.join(sorted(str(p.relative_to(made)) for p in made.rglob('*') if p.is_file()))}"
-    )
-    print(f"next  pip install -e {made}")
+    folder = new_plugin(name, kind, out)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    print(f"made {folder}: {', '.join(files)}")
+    print(f"next  pip install -e {folder}")
     print(f"      flnl-bench run {KINDS[kind][1].replace('NAME', name)}")
     print(f"      flnl-bench plugin check {name}")
 
 
-@app.command()
+@plugin_commands.command()
 def check(
     what: Annotated[
         str | None,
@@ -55,7 +54,7 @@ def check(
 ) -> None:
     """Check what plugins add: is it declared, repeatable, resumable, blind to true labels, …
 
-    What failed is explained: why it matters, and the usual cause. Exit code 1 if something failed.
+    A failure is explained: why it matters, and the usual cause. Exit code 1 if something failed.
     """
     is_file = what is not None and what.endswith(".py")
     options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
@@ -63,8 +62,8 @@ def check(
         from flnl_bench.methods import default_methods
 
         registry = default_methods()
-        plugins, entries = chosen(registry, what)
-    told = [line for line in registry.problems if any(line.startswith(f"plugin {p!r}") for p in plugins)]
+        plugins, entries = select_entries(registry, what)
+    problems = [line for line in registry.problems if any(line.startswith(f"plugin {p!r}") for p in plugins)]
     reports = []
     for kind, table, entry in entries:
         if not as_json:
@@ -74,18 +73,19 @@ def check(
         reports.append(
             {"kind": kind, "name": entry.name, "plugin": table.origin[entry.name], "checks": checks}
         )
-    for line in told:
+    for line in problems:
         note(line)
-    failed = sum(one["status"] == "failed" for report in reports for one in report["checks"]) + len(told)
+    failed = sum(check["status"] == "failed" for report in reports for check in report["checks"])
+    failed += len(problems)
     if as_json:
-        print_json({"entries": reports, "problems": told, "failed": failed})
+        print_json({"entries": reports, "problems": problems, "failed": failed})
     elif reports:
         print(f"{failed} failed" if failed else "nothing failed")
     raise typer.Exit(1 if failed else 0)
 
 
-def chosen(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:
-    """The plugins that are meant, and the entries to check: (kind, table, entry)."""
+def select_entries(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:
+    """Return the named plugins, and the entries to check: (kind, table, entry)."""
     from flnl_bench.registry import OWN
 
     everything = [
@@ -94,9 +94,9 @@ def chosen(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[s
         for name in table
     ]
     if what is not None and not what.endswith(".py"):
-        found = [each for each in everything if each[2].name == what]
-        if found:
-            return [], found
+        named = [each for each in everything if each[2].name == what]
+        if named:
+            return [], named
         if what not in registry.sources:
             names = {entry.name for _, _, entry in everything} | {*registry.sources}
             raise unknown("plugin or entry", what, names)
@@ -112,7 +112,7 @@ def chosen(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[s
 
 
 def _examined(entry: Any, quiet: bool) -> Iterator[Finding]:
-    """The findings about an entry, each printed as soon as it is known."""
+    """Yield the findings about an entry, each printed as soon as it is known."""
     from flnl_bench.testing import examine
 
     for finding in examine(entry):
@@ -123,7 +123,7 @@ def _examined(entry: Any, quiet: bool) -> Iterator[Finding]:
 
 
 def lines_of(finding: Finding) -> list[str]:
-    """One check for people."""
+    """Return one check as lines for people."""
     lines = [f"  {finding.status:<8} {finding.check.what}"]
     if finding.status == "skipped":
         lines[0] += f" ({finding.problem})"

@@ -1,4 +1,4 @@
-"""`flnl-bench show preset`: what a preset says to a data set and to the methods there, resolved."""
+"""`flnl-bench show preset`: the resolved values of a preset for a data set and the methods."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
 
     preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
     training = dataclasses.asdict(protocol(preset, dataset, {}))
-    methods = {each: values_of(each, preset, dataset, registry) for each in [method] if each}
-    methods = methods or {each: values_of(each, preset, dataset, registry) for each in registry.methods}
+    methods = {each: values_with_origin(each, preset, dataset, registry) for each in [method] if each}
+    methods = methods or {
+        each: values_with_origin(each, preset, dataset, registry) for each in registry.methods
+    }
     if as_json:
         print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
         return
@@ -37,17 +39,17 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
     console.print(rows)
 
 
-def values_of(method: str, preset: Preset, dataset: str, registry: Methods) -> dict[str, Any]:
-    """Each hyper-parameter of a method or variant: its value, and who says so."""
+def values_with_origin(method: str, preset: Preset, dataset: str, registry: Methods) -> dict[str, Any]:
+    """Return each hyper-parameter of a method or variant with its value and the origin of the value."""
     from flnl_bench import methods
 
     cls = registry.method_class(method)
     given = preset.hyperparameters(dataset, cls.name)
-    variant = cls.variants.get(method.partition("/")[2], {})
-    made = methods.values_of(registry.make(method, given, {}))
+    variant = registry.variant_values(method)
+    values = methods.values_of(registry.make(method, given, {}))
     return {
         key: {"value": value, "from": "variant" if key in variant else "preset" if key in given else "method"}
-        for key, value in made.items()
+        for key, value in values.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""`flnl-bench report`: a site of a results folder that opens from disk."""
+"""`flnl-bench report`: a static site of a results folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flnl_bench.cli.results import Folder
 from flnl_bench.cli.show import RUNS
 
 
-def report(
+def report_command(
     output: Annotated[
         Path,
         option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o"),

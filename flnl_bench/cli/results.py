@@ -16,11 +16,11 @@ from flnl_bench.errors import BadInput
 
 NAMED = 20  # so many files are named in warnings; a thousand lines would hide the first
 
-app = typer.Typer(help="Export finished runs into one file, or import such a file.")
+results_commands = typer.Typer(help="Export finished runs into one file, or import such a file.")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Results folder.")]
 
 
-@app.command("export")
+@results_commands.command("export")
 def export_results(
     output: Annotated[
         Path, option(options.FILES, "FILE", "Write this file, as in mine.zip.", "--output", "-o")
@@ -44,7 +44,7 @@ def export_results(
         say(f"{done.runs} runs in {output}")
 
 
-@app.command("import")
+@results_commands.command("import")
 def import_results(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `results export` wrote.")],
     out: Annotated[Path, option(options.FILES, "DIR", "Results folder.", "--out")] = RUNS,

@@ -48,7 +48,7 @@ def protocol(metavar: str, text: str, *names: str, default: str = "preset") -> A
     return option(PROTOCOL, metavar, text, *names, default=default)
 
 
-def run(
+def run_command(
     file: Annotated[
         Path | None,
         typer.Argument(metavar="[FILE]", help="Run file: these options in TOML; what is given here wins."),

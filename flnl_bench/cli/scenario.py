@@ -1,4 +1,4 @@
-"""`flnl-bench scenario`: look at a federation before anything is trained, and hand it to others."""
+"""`flnl-bench scenario`: show a federation before training, and export it for other programs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from flnl_bench.cli.options import option
 if TYPE_CHECKING:
     from flnl_bench.scenario import Scenario
 
-app = typer.Typer(help="Show or export a scenario: who holds which images, with which wrong labels.")
+scenario_commands = typer.Typer(
+    help="Show or export a scenario: who holds which images, with which wrong labels."
+)
 
 
-@app.command("show")
+@scenario_commands.command("show")
 def show_scenario(
     setting: options.Setting = None,
     dataset: options.Dataset = None,
@@ -52,7 +54,7 @@ def show_scenario(
         print_scenario(scenario)
 
 
-@app.command()
+@scenario_commands.command()
 def export(
     output: Annotated[
         Path,
@@ -94,21 +96,21 @@ def export(
     say(f"fingerprint {scenario.fingerprint}")
 
 
-def _scenario(file: Path | None, preset: str, data_dir: Path | None, **own: Any) -> Scenario:
-    """The scenario of a file, or the one that `run` would make of the same options."""
+def _scenario(file: Path | None, preset: str, data_dir: Path | None, **options_given: Any) -> Scenario:
+    """Load the scenario of a file, or draw the scenario that `run` would draw from the same options."""
     from flnl_bench.running.api import make_scenario
     from flnl_bench.running.options import check_source
     from flnl_bench.scenario import load_scenario
 
-    check_source({**own, "scenario": file}, "--")
+    check_source({**options_given, "scenario": file}, "--")
     if file is not None:
         return load_scenario(file)
-    given = {name: value for name, value in own.items() if value is not None}
+    given = {name: value for name, value in options_given.items() if value is not None}
     return make_scenario(**given, preset=preset, data_dir=data_dir, loading=reporting())
 
 
 def print_scenario(scenario: Scenario) -> None:
-    """All clients, however many, and a line about the whole."""
+    """Print all clients, and a line about the whole scenario."""
     from flnl_bench.scenario import client_table, scenario_summary
 
     numbers = ("client", "size", "classes", "nominal", "realised")

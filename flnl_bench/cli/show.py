@@ -64,7 +64,7 @@ FRAME = 3  # lines of a traceback that name the place and the error
 SIEVE = ("precision", "recall", "f_score")
 
 
-def show(
+def show_command(
     run: Annotated[
         str,
         typer.Argument(
@@ -95,9 +95,7 @@ def show(
     if extra := preset or dataset or method or plugin:
         raise BadInput(f"{extra}: only of a preset, as in `flnl-bench show preset quick --dataset digits`")
     record = find_run(run)
-    rows = record.read_rounds()
-    if record.done and not rows:
-        raise BadInput(f"{record.folder} is a finished run, but has no rounds")
+    rows = rounds_of(record)
     if as_json:
         print_json({"run_dir": str(record.folder), **record.as_dict(), "rounds": rows})
     else:
@@ -130,6 +128,14 @@ def find_folder(name: str) -> Path:
     if len(found) > 1:
         raise BadInput(f"{len(found)} runs end in {name!r}: {', '.join(map(str, found))}")
     return found[0]
+
+
+def rounds_of(record: RunRecord) -> list[RoundRow]:
+    """Read the rounds of a run; a finished one must have some."""
+    rows = record.read_rounds()
+    if record.done and not rows:
+        raise BadInput(f"{record.folder} is a finished run, but has no rounds")
+    return rows
 
 
 # -- showing -----------------------------------------------------------------------------------------

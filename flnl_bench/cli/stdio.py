@@ -12,21 +12,21 @@ from typing import Any
 
 from flnl_bench.processes import Lossy
 
-NARROWEST, WIDEST = 20, 1000  # columns: beyond that tables and help texts cannot be set
+_NARROWEST, _WIDEST = 20, 1000  # columns: other widths break tables and help texts
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[Lossy]:
-    """Put streams that may be lost in the place of stdout and stderr; gives that of stdout."""
-    for number in (0, 1, 2):  # a closed one's number would be given to the next file that is opened
+    """Replace stdout and stderr by streams that may be lost; yield that of stdout."""
+    for number in (0, 1, 2):  # else the next opened file would get a closed stream's number
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    told, width = os.environ.get("COLUMNS", ""), shutil.get_terminal_size().columns
-    widths = (width, int(told) if told.isdecimal() else width)
-    if min(widths) < NARROWEST or max(widths) > WIDEST:
-        os.environ["COLUMNS"] = str(min(WIDEST, max(NARROWEST, width)))
+    columns, width = os.environ.get("COLUMNS", ""), shutil.get_terminal_size().columns
+    widths = (width, int(columns) if columns.isdecimal() else width)
+    if min(widths) < _NARROWEST or max(widths) > _WIDEST:
+        os.environ["COLUMNS"] = str(min(_WIDEST, max(_NARROWEST, width)))
     out, errors = _lossy(sys.stdout), _lossy(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         yield out

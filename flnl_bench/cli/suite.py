@@ -17,7 +17,7 @@ from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugi
 WORKERS = "Workers"
 
 
-def suite(
+def suite_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Suite file; see docs/suites.md.")],
     jobs: Annotated[
         int | None, option(WORKERS, "N", "Runs at once.", min=1, default="local: cores or GPUs; else all")

@@ -1,4 +1,4 @@
-"""Data sets: a table, arrays and where they come from."""
+"""Data sets: the table of their names, the arrays, and the loaders."""
 
 from __future__ import annotations
 

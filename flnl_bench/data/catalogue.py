@@ -1,4 +1,4 @@
-"""The table of data sets, and loading one by name."""
+"""The table of data sets, and the function that loads a data set by its name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from flnl_bench.data.clothing import CLOTHING1M
 from flnl_bench.data.dataset import Dataset, DatasetKind, LoadProgress, data_root
 from flnl_bench.data.digits import DIGITS
-from flnl_bench.data.downloads import DOWNLOADS, HUMAN_LABELS
-from flnl_bench.data.own import OWN_DATA
+from flnl_bench.data.downloads import DOWNLOADED_KINDS, HUMAN_LABEL_KINDS
+from flnl_bench.data.image_digest import digest_of_files, file_stamps
+from flnl_bench.data.own import OWN_DATA_KINDS
 from flnl_bench.errors import BadInput, expect, unknown
 from flnl_bench.registry import Registry, call, check_entry
 
 
 def check_dataset_kind(entry: object) -> None:
-    """Refuse an entry that could not be loaded."""
+    """Raise an error for an entry that could not be loaded."""
     check_entry(DatasetKind, entry)
     assert isinstance(entry, DatasetKind)
     if not callable(entry.load):
@@ -27,12 +28,12 @@ DATASETS: Registry[DatasetKind] = Registry(
     "data set",
     "flnl_register_datasets",
     check_dataset_kind,
-    (DIGITS, *DOWNLOADS, *HUMAN_LABELS, CLOTHING1M, *OWN_DATA),
+    (DIGITS, *DOWNLOADED_KINDS, *HUMAN_LABEL_KINDS, CLOTHING1M, *OWN_DATA_KINDS),
 )
 
 
 def find_dataset(name: str) -> DatasetKind:
-    """The entry of a data set, or an error that says what is wrong with its name."""
+    """Return the entry of a data set, or raise an error that says what is wrong with its name."""
     family, colon, path = name.partition(":")
     kind = DATASETS.get(family) or DATASETS.complete().get(family)
     if kind is None or (colon and not kind.takes_path):
@@ -43,11 +44,11 @@ def find_dataset(name: str) -> DatasetKind:
 
 
 def dataset_name(name: str) -> str:
-    """The one way to write the name of a data set, or an error that says what is wrong with it."""
+    """Return the canonical name of a data set, or raise an error that says what is wrong with the name."""
     if not find_dataset(name).takes_path:
         return name
     family, _, path = name.partition(":")
-    # However it is written, from wherever: the same file is the same data set.
+    # An absolute path: the same file has the same name in every working folder.
     return f"{family}:{os.path.abspath(Path(path).expanduser())}"
 
 
@@ -57,12 +58,19 @@ def load_dataset(
     """Load a data set by name.
 
     Args:
-        name: one of `DATASETS`, with a path if it takes one, as in `npz:PATH`.
-        data_dir: the data folder; else FLNL_DATA, else the user's cache folder.
+        name: a name in `DATASETS`, with a path if the entry takes a path, as in `npz:PATH`.
+        data_dir: the data folder; default: FLNL_DATA, or the user's cache folder.
         progress: called as (what, done, total) while a large data set is decoded.
     """
     kind, name = find_dataset(name), dataset_name(name)
     place = Path(name.partition(":")[2]) if kind.takes_path else data_root(data_dir)
-    loaded = call(f"data set {name!r}", kind.load, place, progress)
-    expect(isinstance(loaded, Dataset), f"data set {name!r}", "load must give a Dataset", loaded)
-    return loaded if loaded.name == name else dataclasses.replace(loaded, name=name)
+    files = kind.files(place) if kind.files else ()
+    before = file_stamps(files)
+    dataset: Dataset = call(f"data set {name!r}", kind.load, place, progress)
+    expect(isinstance(dataset, Dataset), f"data set {name!r}", "load must give a Dataset", dataset)
+    dataset = dataset if dataset.name == name else dataclasses.replace(dataset, name=name)
+    if before:
+        # Not a field: a copy with other images, by dataclasses.replace, computes its own.
+        digest = digest_of_files((dataset.train_x, dataset.test_x), files, before, progress)
+        object.__setattr__(dataset, "image_digest", digest)
+    return dataset

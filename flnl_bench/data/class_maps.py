@@ -1,11 +1,11 @@
-"""Which class an asymmetric label error leads to, and the class names behind the numbers."""
+"""The class names of the data sets, and the class that an asymmetric label error leads to."""
 
 from __future__ import annotations
 
 import numpy as np
 
-DIGITS = tuple("0123456789")
-FASHION = (
+DIGIT_CLASSES = tuple("0123456789")
+FASHION_CLASSES = (
     "T-shirt",
     "trouser",
     "pullover",
@@ -17,8 +17,8 @@ FASHION = (
     "bag",
     "ankle boot",
 )
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CLOTHING1M = (
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLOTHING_CLASSES = (
     *("T-shirt", "shirt", "knitwear", "chiffon", "sweater", "hoodie", "windbreaker"),
     *("jacket", "down coat", "suit", "shawl", "dress", "vest", "underwear"),
 )
@@ -45,16 +45,16 @@ CIFAR100_SUPERCLASSES = {
     "vehicles 2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
 }
 # Label numbers follow the alphabet. (The coarse labels that come with CIFAR-100N merge the 20 into 12.)
-CIFAR100 = tuple(sorted(name for group in CIFAR100_SUPERCLASSES.values() for name in group))
+CIFAR100_CLASSES = tuple(sorted(name for group in CIFAR100_SUPERCLASSES.values() for name in group))
 
 
 def next_class(classes: int) -> np.ndarray:
-    """The map for data without a known one: each class to the next, the last to the first."""
+    """Return the map for data without a published one: each class to the next, the last to the first."""
     return (np.arange(classes) + 1) % classes
 
 
 def next_in_group(group: np.ndarray) -> np.ndarray:
-    """Each class to the next one of its group, cyclic; `group` holds the group of each class."""
+    """Return the map of each class to the next class of its group, cyclic; `group` is [C]."""
     target = np.empty(len(group), np.int64)
     for name in np.unique(group):
         members = np.flatnonzero(group == name)
@@ -63,15 +63,15 @@ def next_in_group(group: np.ndarray) -> np.ndarray:
 
 
 def by_name(classes: tuple[str, ...], changes: dict[str, str]) -> np.ndarray:
-    """The map that applies `changes` and leaves all other classes as they are."""
+    """Return the map that applies `changes` and leaves all other classes unchanged."""
     return np.array([classes.index(changes.get(name, name)) for name in classes], dtype=np.int64)
 
 
 CIFAR10_ASYMMETRIC = by_name(
-    CIFAR10,
+    CIFAR10_CLASSES,
     {"truck": "automobile", "bird": "airplane", "cat": "dog", "dog": "cat", "deer": "horse"},
 )
 # Groups of consecutive label numbers, not superclasses: the published tables were made with these.
 CIFAR100_ASYMMETRIC = next_in_group(np.arange(100) // 5)
 _SUPERCLASS = {name: row for row, group in enumerate(CIFAR100_SUPERCLASSES.values()) for name in group}
-CIFAR100_ASYMMETRIC_SUPER = next_in_group(np.array([_SUPERCLASS[name] for name in CIFAR100]))
+CIFAR100_ASYMMETRIC_SUPER = next_in_group(np.array([_SUPERCLASS[name] for name in CIFAR100_CLASSES]))

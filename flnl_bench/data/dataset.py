@@ -1,11 +1,11 @@
-"""A data set as arrays, with all that the scenario and the engine need to know about it."""
+"""A data set as arrays, with the facts that scenarios and the engine need."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,55 +13,56 @@ from pathlib import Path
 import numpy as np
 
 from flnl_bench.data.class_maps import next_class
+from flnl_bench.data.image_digest import hash_images
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
-
-SAMPLED_IMAGES = 64  # images of each part that go into the digest: enough to tell two data sets apart
-
 
 LoadProgress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 @dataclass(frozen=True)
 class DatasetKind:
-    """A data set by name, or a way to read data sets from a path, written NAME:PATH."""
+    """An entry of the table of data sets: one data set, or a reader of data at a path (NAME:PATH)."""
 
     name: str  # lower-case words joined by dashes
     help: str
     load: Callable[[Path, LoadProgress | None], Dataset]  # from the data folder, or from PATH
-    classes: int | None = None  # None: read from the data
-    train_images: int | None = None  # for estimates of cost; None: read from the data
+    classes: int | None = None  # None: known after loading
+    train_images: int | None = None  # for estimates of cost; None: known after loading
     source: str = ""  # where the data come from
-    offline: bool = False  # works on a machine that was never online
+    offline: bool = False  # loads on a machine that was never online
     takes_path: bool = False
-    model: str | None = None  # the network where a preset does not name one for this data set
+    model: str | None = None  # the default network, for presets without a section for this data set
+    # Returns the files that hold the images, from the argument of `load`. The digest of large images is kept
+    # until one of these files changes. None: the digest is computed at each start.
+    files: Callable[[Path], Sequence[Path]] | None = None
 
     @property
     def form(self) -> str:
-        """How it is written."""
+        """How users write the name."""
         return f"{self.name}:PATH" if self.takes_path else self.name
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What the views "plain", "weak" and "strong" mean for the images of one data set."""
+    """How the views "plain", "weak" and "strong" of the images of one data set are made."""
 
     size: int  # side of the image that the network sees
-    pad: int = 4  # padding before the random crop; 0: crop from a larger stored image, or no shift
+    pad: int = 4  # padding before the random crop; 0: crop from a larger stored image, or no crop
     flip: bool = True
-    rotation: float = 0.0  # weak view: up to this many degrees either way
+    rotation: float = 0.0  # weak view: largest angle in degrees, in both directions
     resized_crop: bool = False  # strong view: random resized crop instead of the padded crop
     colour: bool = True  # False: colour operations are the identity (one-channel images)
-    operations: int = 3  # strong view: RandAugment operations an image
-    cutout: float = 0.5  # strong view: largest side of the grey square, as a share of the image's
+    operations: int = 3  # strong view: RandAugment operations per image
+    cutout: float = 0.5  # strong view: largest side of the grey square, as a share of the image side
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Images of other classes, which open-set noise puts in the places of some."""
+    """Images of other classes, which replace some train images under open-set noise."""
 
     images: np.ndarray  # uint8 [P, C, H, W]
-    digest: str  # of the data set that they come from
+    digest: str  # of the data set that the images come from
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,22 +99,25 @@ class Dataset:
         classes: tuple[str, ...] = (),
         given: Mapping[str, np.ndarray] | None = None,
     ) -> Dataset:
-        """A data set about which nothing is known but its arrays, each of which is checked.
+        """Check the arrays of a data set, and derive mean, deviation and augmentation from them.
 
         Args:
-            name: of the data set, for messages too.
+            name: of the data set, also for messages.
             train_x: square uint8 images, N×H×W, N×H×W×C or N×C×H×W with 1 or 3 channels.
-            train_y: their true labels, from 0.
+            train_y: the true labels of the train images, from 0.
             test_x: images of the same shape.
-            test_y: their labels.
-            classes: names; else the numbers of the labels.
+            test_y: the labels of the test images.
+            classes: names; default: the numbers of the labels.
             given: natural noisy labels of the train images by name.
         """
-        train_x, test_x = as_images(train_x, f"{name}: train_x"), as_images(test_x, f"{name}: test_x")
+        train_x, test_x = (
+            checked_images(train_x, f"{name}: train_x"),
+            checked_images(test_x, f"{name}: test_x"),
+        )
         if train_x.shape[1:] != test_x.shape[1:]:
             shapes = f"{train_x.shape[1:]} and {test_x.shape[1:]}"
             raise BadInput(f"{name}: the images of train_x and test_x differ in shape: {shapes}")
-        train_y = as_labels(train_y, len(train_x), f"{name}: train_y", len(classes) or None)
+        train_y = checked_labels(train_y, len(train_x), f"{name}: train_y", len(classes) or None)
         if not classes and (most := int(train_y.max())) >= len(train_x):
             raise BadInput(
                 f"{name}: train_y has the label {most}, but there are only {len(train_x)} train images; "
@@ -129,41 +133,49 @@ class Dataset:
             train_x=train_x,
             train_y=train_y,
             test_x=test_x,
-            test_y=as_labels(test_y, len(test_x), f"{name}: test_y", len(classes)),
+            test_y=checked_labels(test_y, len(test_x), f"{name}: test_y", len(classes)),
             classes=classes,
             mean=mean,
             std=std,
-            # Grey images are often glyphs or scans, whose mirror image means something else.
+            # Grey images are often glyphs or scans, and a mirrored glyph is another one.
             augmentation=Augmentation(size, pad=size // 8, flip=in_colour, colour=in_colour),
             given={
-                key: as_labels(labels, len(train_x), f"{name}: {key}", len(classes))
+                key: checked_labels(labels, len(train_x), f"{name}: {key}", len(classes))
                 for key, labels in (given or {}).items()
             },
         )
 
     @property
     def family(self) -> str:
-        """The name without a path, so that moving a file changes neither draws nor fingerprint."""
+        """The name without a path, so that moving a file changes neither random draws nor the fingerprint."""
         return self.name.partition(":")[0]
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all labels, the shapes and a strided sample of the images."""
-        hasher = hashlib.blake2b(digest_size=16)
-        for images, labels in ((self.train_x, self.train_y), (self.test_x, self.test_y)):
-            hasher.update(repr(images.shape).encode())
+        """Hash all images and all labels: true ones, and natural noisy ones with their names.
+
+        Class names decide no number. Class maps act through the labels, which the fingerprint of a scenario
+        covers. Mean, deviation and augmentation follow from the images, or they are code, which
+        NUMBERS_VERSION or the recorded digest of a plugin's code identifies.
+        """
+        hasher = hashlib.sha256(self.image_digest.encode())
+        for labels in (self.train_y, self.test_y):
             hasher.update(labels.astype("<i8").tobytes())
-            hasher.update(images[:: max(1, len(images) // SAMPLED_IMAGES)].tobytes())
         for name in sorted(self.given):
-            hasher.update(name.encode())
+            hasher.update(f"{name!r}".encode())
             hasher.update(self.given[name].astype("<i8").tobytes())
-        return hasher.hexdigest()
+        return hasher.hexdigest()[:32]
+
+    @cached_property
+    def image_digest(self) -> str:
+        """Hash every byte of the images; `load_dataset` sets a value that is kept from an earlier start."""
+        return hash_images((self.train_x, self.test_x))
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on the scale 0 to 1.
+    """Return mean and standard deviation of each channel, on the scale 0 to 1.
 
-    From histograms of the 256 values: exact, and without a float copy of the images.
+    Histograms of the 256 values are exact and need no float copy of the images.
     """
     values = np.arange(256) / 255
     means, stds = [], []
@@ -176,14 +188,15 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(means), tuple(stds)
 
 
-HOW_TO_POINT = "or point --data-dir or FLNL_DATA to the folder that holds it"
+HOW_TO_POINT = "or set --data-dir or FLNL_DATA to the folder that holds the data set"
+NPZ_ARRAYS = ("train_x", "train_y", "test_x", "test_y")  # that every .npz file of a data set has
 
 
 def data_root(data_dir: str | Path | None = None) -> Path:
-    """The data folder: the argument, else FLNL_DATA, else the user's cache folder."""
-    chosen = data_dir or os.environ.get("FLNL_DATA")
-    if chosen:
-        return Path(chosen).expanduser()
+    """Return the data folder: the argument, or FLNL_DATA, or the user's cache folder."""
+    folder = data_dir or os.environ.get("FLNL_DATA")
+    if folder:
+        return Path(folder).expanduser()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("flnl-bench"))
@@ -193,7 +206,7 @@ TEST_SHARE = 0.2
 
 
 def stratified_split(labels: np.ndarray, family: str) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of the train and the test part, the same for every seed."""
+    """Return the row numbers of the train and the test part, the same for every seed."""
     rng = stream(0, "data", "split", family)
     counts = np.bincount(labels)
     in_test = np.zeros(len(labels), dtype=bool)
@@ -203,18 +216,19 @@ def stratified_split(labels: np.ndarray, family: str) -> tuple[np.ndarray, np.nd
 
 
 def _test_sizes(counts: np.ndarray) -> np.ndarray:
-    """The test images of each class: the share rounded down, the largest remainders rounded up."""
+    """Return the number of test images of each class: rounded down, the largest remainders up."""
     exact = counts * TEST_SHARE
     sizes = np.floor(exact).astype(np.int64)
-    left = math.ceil(counts.sum() * TEST_SHARE - 1e-9) - sizes.sum()
-    order = np.argsort(sizes - exact, kind="stable")
-    able = order[counts[order] > sizes[order] + 1]  # a class keeps at least one train image
-    sizes[able[:left]] += 1
+    missing = math.ceil(counts.sum() * TEST_SHARE - 1e-9) - sizes.sum()
+    by_remainder = np.argsort(sizes - exact, kind="stable")
+    # A class keeps at least one train image.
+    large_enough = by_remainder[counts[by_remainder] > sizes[by_remainder] + 1]
+    sizes[large_enough[:missing]] += 1
     return sizes
 
 
-def as_images(array: np.ndarray, where: str) -> np.ndarray:
-    """Square uint8 images of any accepted layout as contiguous [N, C, H, W]."""
+def checked_images(array: np.ndarray, where: str) -> np.ndarray:
+    """Return square uint8 images of any accepted layout as contiguous [N, C, H, W]."""
     if array.dtype != np.uint8:
         raise BadInput(f"{where} must be uint8 (0 to 255), not {array.dtype}")
     if array.ndim == 3:
@@ -228,8 +242,8 @@ def as_images(array: np.ndarray, where: str) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def as_labels(array: np.ndarray, count: int, where: str, classes: int | None = None) -> np.ndarray:
-    """One label for each of `count` images as int64, checked against the number of classes."""
+def checked_labels(array: np.ndarray, count: int, where: str, classes: int | None = None) -> np.ndarray:
+    """Return the labels of `count` images as int64 [N], checked against the number of classes."""
     if array.dtype.kind not in "iu":
         raise BadInput(f"{where} must be integers, not {array.dtype}")
     if array.ndim == 2 and array.shape[1] == 1:
@@ -239,6 +253,5 @@ def as_labels(array: np.ndarray, count: int, where: str, classes: int | None = N
     low, high = int(array.min()), int(array.max())
     if low < 0 or (classes is not None and high >= classes):
         allowed = "0 or more" if classes is None else f"0 to {classes - 1}"
-        wrong = low if low < 0 else high
-        raise BadInput(f"{where} has the label {wrong}; allowed: {allowed}")
+        raise BadInput(f"{where} has the label {low if low < 0 else high}; allowed: {allowed}")
     return array.astype(np.int64)

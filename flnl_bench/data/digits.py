@@ -1,4 +1,4 @@
-"""scikit-learn's digits: small, real and always there."""
+"""The digits of scikit-learn: small real images that need no download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flnl_bench.data.dataset import (
 
 
 def load_digits(root: Path, progress: LoadProgress | None = None) -> Dataset:
-    """1,437 train and 360 test images of 8×8 pixels."""
+    """Load 1,437 train and 360 test images of 8×8 pixels."""
     pixels, labels = read_table()
     images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     train, test = stratified_split(labels, "digits")
@@ -30,26 +30,27 @@ def load_digits(root: Path, progress: LoadProgress | None = None) -> Dataset:
         train_y=labels[train],
         test_x=images[test],
         test_y=labels[test],
-        classes=class_maps.DIGITS,
+        classes=class_maps.DIGIT_CLASSES,
         mean=mean,
         std=std,
-        # Three operations and a square of half the side leave little of an 8×8 image to be learnt from.
+        # The default, three operations and a square of half the side, destroys most of an 8×8 image.
         augmentation=Augmentation(size=8, pad=1, flip=False, colour=False, operations=2, cutout=0.25),
     )
 
 
 def read_table() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels from 0 to 16 [N, 64] and labels, as scikit-learn has them.
+    """Return pixels from 0 to 16 [N, 64] and labels, as in scikit-learn.
 
-    From its file: importing scikit-learn takes as long as importing torch.
+    Its file is read directly, because importing scikit-learn takes as long as importing torch.
     """
     package = find_spec("sklearn")
     (folder,) = (package and package.submodule_search_locations) or ("",)
     file = Path(folder, "datasets/data/digits.csv.gz")
-    if not file.exists():  # moved in a later version
-        from sklearn.datasets import load_digits as embedded
+    if not file.exists():  # another version of scikit-learn
+        from sklearn.datasets import load_digits as sklearn_digits
 
-        return embedded(return_X_y=True)
+        pixels, labels = sklearn_digits(return_X_y=True)
+        return pixels, labels
     table = np.loadtxt(file, delimiter=",")
     return table[:, :-1], table[:, -1].astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""The two doors for own data: `npz:PATH` and `folder:PATH`."""
+"""The two readers of the user's own data: `npz:PATH` and `folder:PATH`."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flnl_bench.atomic_files import open_file, read_npz
-from flnl_bench.data.dataset import Dataset, DatasetKind, LoadProgress, stratified_split
+from flnl_bench.data.dataset import NPZ_ARRAYS, Dataset, DatasetKind, LoadProgress, stratified_split
 from flnl_bench.errors import BadInput, MissingData, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-PARTS = ("train_x", "train_y", "test_x", "test_y")
-
-
 def load_npz(path: Path, progress: LoadProgress | None = None) -> Dataset:
-    """Arrays train_x, train_y, test_x, test_y; optional noisy labels (given or noisy_y) and class names."""
+    """Load train_x, train_y, test_x, test_y; optional: noisy labels (given or noisy_y) and class names."""
     if not path.is_file():
-        raise MissingData(f"data set 'npz:{path}': there is no file {path}; it must hold {', '.join(PARTS)}")
-    arrays = read_npz(path, PARTS, ("given", "noisy_y", "classes"))
+        raise MissingData(
+            f"data set 'npz:{path}': there is no file {path}; it must hold {', '.join(NPZ_ARRAYS)}"
+        )
+    arrays = read_npz(path, NPZ_ARRAYS, ("given", "noisy_y", "classes"))
     noisy: dict[str, np.ndarray] = {key: arrays[key] for key in ("given", "noisy_y") if key in arrays}
-    parts = {key: arrays[key] for key in PARTS}
+    parts = {key: arrays[key] for key in NPZ_ARRAYS}
     names = _class_names(arrays, path)
     dataset = Dataset.from_arrays(f"npz:{path}", **parts, classes=names, given=noisy)
     return replace(dataset, given={"noisy": dataset.given[next(iter(noisy))]}) if noisy else dataset
 
 
 def load_folder(path: Path, progress: LoadProgress | None = None) -> Dataset:
-    """Image files in PATH/train/CLASS and PATH/test/CLASS, or in PATH/CLASS with a fixed split."""
+    """Load image files in PATH/train/CLASS and PATH/test/CLASS, or in PATH/CLASS with a fixed split."""
     return Dataset.from_arrays(f"folder:{path}", *read_folder(path))
 
 
@@ -43,32 +42,40 @@ def _class_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+FolderContent = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
 
 
-def read_folder(path: Path) -> Parts:
-    """Train and test arrays and the class names, in alphabetical order."""
+def read_folder(path: Path) -> FolderContent:
+    """Return train and test arrays, and the class names in alphabetical order."""
     if not path.is_dir():
-        raise MissingData(f"data set 'folder:{path}': there is no such folder; it must hold a folder a class")
+        raise MissingData(
+            f"data set 'folder:{path}': there is no such folder; it must hold one folder per class"
+        )
     if (path / "train").is_dir() != (path / "test").is_dir():
         raise BadInput(f"{path} has only one of train/ and test/; give both, or the class folders alone")
     if not (path / "train").is_dir():
         classes = _classes(path)
-        files, labels = _files(path, classes)
-        images = _decode(files, files[0])
+        files, labels = _list_images(path, classes)
+        images = _load_images(files, files[0])
         train, test = stratified_split(labels, "folder")
         if not len(test):
-            raise BadInput(f"{path} has too few images to set some aside for testing")
+            raise BadInput(f"{path} has too few images for a test part of 20 %")
         return images[train], labels[train], images[test], labels[test], classes
     classes = _classes(path / "train")
-    strange = set(_classes(path / "test")) - set(classes)
-    if strange:
-        raise BadInput(f"{path / 'test'} has classes that train/ lacks: {', '.join(sorted(strange))}")
-    train_files, train_labels = _files(path / "train", classes)
-    test_files, test_labels = _files(path / "test", classes)
+    unknown_classes = set(_classes(path / "test")) - set(classes)
+    if unknown_classes:
+        raise BadInput(f"{path / 'test'} has classes that train/ lacks: {', '.join(sorted(unknown_classes))}")
+    train_files, train_labels = _list_images(path / "train", classes)
+    test_files, test_labels = _list_images(path / "test", classes)
     first = train_files[0]
-    return _decode(train_files, first), train_labels, _decode(test_files, first), test_labels, classes
+    return (
+        _load_images(train_files, first),
+        train_labels,
+        _load_images(test_files, first),
+        test_labels,
+        classes,
+    )
 
 
 def _classes(path: Path) -> tuple[str, ...]:
@@ -78,29 +85,29 @@ def _classes(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _files(path: Path, classes: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
-    """All image files class by class with their labels."""
+def _list_images(path: Path, classes: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
+    """Return all image files, class by class, and their labels."""
     files: list[Path] = []
     counts = []
     for name in classes:
         folder = path / name
-        found = sorted(file for file in folder.glob("*") if file.suffix.lower() in SUFFIXES)
-        if not found and path.name != "test":
-            raise BadInput(f"{folder} has no images ({', '.join(SUFFIXES)})")
-        files += found
-        counts.append(len(found))
+        images = sorted(file for file in folder.glob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        if not images and path.name != "test":
+            raise BadInput(f"{folder} has no images ({', '.join(IMAGE_SUFFIXES)})")
+        files += images
+        counts.append(len(images))
     if not files:
-        raise BadInput(f"{path} has no images ({', '.join(SUFFIXES)})")
+        raise BadInput(f"{path} has no images ({', '.join(IMAGE_SUFFIXES)})")
     return files, np.repeat(np.arange(len(classes)), counts)
 
 
-def _decode(files: list[Path], first: Path) -> np.ndarray:
-    """All images in the mode and size of `first`: uint8 [N, C, S, S], S its shorter side."""
+def _load_images(files: list[Path], first: Path) -> np.ndarray:
+    """Decode all images in the mode and size of `first`: uint8 [N, C, S, S], S its shorter side."""
     from PIL import ImageOps
 
-    pattern = open_image(first)
-    mode = "L" if pattern.mode in ("1", "L", "LA") else "RGB"
-    side = min(pattern.size)
+    first_image = open_image(first)
+    mode = "L" if first_image.mode in ("1", "L", "LA") else "RGB"
+    side = min(first_image.size)
     try:
         images = np.empty((len(files), 1 if mode == "L" else 3, side, side), np.uint8)
     except MemoryError:
@@ -112,28 +119,29 @@ def _decode(files: list[Path], first: Path) -> np.ndarray:
 
 
 def open_image(file: Path, mode: str | None = None) -> Image:
-    """A decoded image, converted to `mode`, or an error that names the file."""
+    """Decode an image and convert it to `mode`, or raise an error that names the file."""
     import PIL.Image
 
     try:
         with open_file(file, follow=True) as opened, PIL.Image.open(opened) as image:
             return image.convert(mode) if mode else image.copy()
-    except Exception as error:  # Pillow raises many kinds for broken bytes
+    except Exception as error:  # Pillow raises many types for damaged files
         raise BadInput(f"cannot read the image {file}: {one_line(error)}") from None
 
 
-OWN_DATA = (
+OWN_DATA_KINDS = (
     DatasetKind(
         "npz",
         "your train_x, train_y, test_x, test_y",
         load_npz,
         source="a file",
+        files=lambda path: [path],
         offline=True,
         takes_path=True,
     ),
     DatasetKind(
         "folder",
-        "your images, a sub-folder a class",
+        "your images, one sub-folder per class",
         load_folder,
         source="a folder",
         offline=True,

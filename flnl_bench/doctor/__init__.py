@@ -1,1 +1,1 @@
-"""What `flnl-bench doctor` looks at: machine, data, folders, equal numbers, speed, abilities of torch."""
+"""The checks of `flnl-bench doctor`: machine, data, folders, reproducibility, speed, features of torch."""

@@ -1,4 +1,4 @@
-"""What a check says, and how one that fails is kept from ending the others."""
+"""The result of a check, and the function that runs a check and catches its errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ REPORT = "`flnl-bench doctor --json > doctor.json`, and send us that file"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `flnl-bench doctor` was asked to look at."""
+class DoctorOptions:
+    """The options of `flnl-bench doctor`."""
 
     device: str  # cpu, cuda or mps
     out: Path
@@ -22,21 +22,21 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The outcome of one check."""
+class CheckResult:
+    """The result of one check."""
 
-    state: Literal["ok", "note", "wrong"]  # note: worth knowing, but every run works
+    state: Literal["ok", "note", "wrong"]  # note: useful to know, but every run works
     result: str
-    advice: str = ""  # what to do
+    advice: str = ""  # what the user can do
     details: Mapping[str, Any] = field(default_factory=dict)  # for --json
 
 
-Check = Callable[[Asked], Finding]
+DoctorCheck = Callable[[DoctorOptions], CheckResult]
 
 
-def isolated(check: Check, asked: Asked) -> Finding:
-    """What a check finds; an error in it is a finding too."""
+def run_check(check: DoctorCheck, options: DoctorOptions) -> CheckResult:
+    """Run a check; an error in it is a result too, so that the other checks run."""
     try:
-        return check(asked)
-    except (Exception, SystemExit) as error:  # also of a plugin, of torch and of its libraries
-        return Finding("wrong", one_line(error), f"if the message does not help: {REPORT}")
+        return check(options)
+    except (Exception, SystemExit) as error:  # also from plugins, torch and its libraries
+        return CheckResult("wrong", one_line(error), f"if the message does not help: {REPORT}")

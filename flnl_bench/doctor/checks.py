@@ -1,13 +1,13 @@
-"""All checks in the order in which they are made."""
+"""All checks, in the order in which they run."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from flnl_bench.doctor import datasets, machine, probes, reproducibility, speed
-from flnl_bench.doctor.check_result import Check
+from flnl_bench.doctor.check_result import DoctorCheck
 
-CHECKS: dict[str, Check] = {
+QUICK_CHECKS: dict[str, DoctorCheck] = {
     "versions": machine.versions,
     "device": machine.device,
     "cores, memory": machine.memory,
@@ -22,10 +22,10 @@ CHECKS: dict[str, Check] = {
     "tf32": partial(probes.probe, option="precision", value="tf32"),
     "bfloat16": partial(probes.probe, option="precision", value="bfloat16"),
 }
-SLOW: dict[str, Check] = {  # what --quick leaves out
+SLOW_CHECKS: dict[str, DoctorCheck] = {  # that --quick leaves out
     "all methods": reproducibility.methods,
     "compile": partial(probes.probe, option="compile", value="default"),
     "cudagraphs": partial(probes.probe, option="compile", value="cudagraphs"),
-    **{f"rate {model}": partial(speed.rate, model=model) for model in speed.MODELS},
+    **{f"rate {model}": partial(speed.rate, model=model) for model in speed.TIMED_MODELS},
     "workers": speed.workers,
 }

@@ -1,17 +1,17 @@
-"""The data sets of the data folder: which are there, and whether they are whole; nothing is fetched."""
+"""The data sets of the data folder: which exist, and whether they are complete; nothing is downloaded."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flnl_bench.data import DATASETS, load_dataset
-from flnl_bench.data.clothing import LISTS
+from flnl_bench.data import DATASETS
+from flnl_bench.data.clothing import LIST_FILES
 from flnl_bench.data.dataset import data_root
-from flnl_bench.data.downloads import HUMAN, SOURCES, fetch
-from flnl_bench.doctor.check_result import Asked, Finding
+from flnl_bench.data.downloads import HUMAN_FILES, TORCHVISION, fetch
+from flnl_bench.doctor.check_result import CheckResult, DoctorOptions
 from flnl_bench.errors import one_line
 
-TRACES = {  # what torchvision puts into the data folder
+TORCHVISION_PATHS = {  # a folder or file of torchvision in the data folder
     "mnist": "MNIST",
     "fashion-mnist": "FashionMNIST",
     "cifar10": "cifar-10-batches-py",
@@ -20,9 +20,9 @@ TRACES = {  # what torchvision puts into the data folder
 }
 
 
-def datasets(asked: Asked) -> Finding:
-    """Read every data set whose files are there."""
-    root = data_root(asked.data_dir)
+def datasets(options: DoctorOptions) -> CheckResult:
+    """Read every data set whose files exist."""
+    root = data_root(options.data_dir)
     states = {name: _state(name, root) for name, kind in DATASETS.items() if not kind.takes_path}
     details = {"folder": str(root), "states": states}
     whole, absent = (", ".join(n for n, state in states.items() if state == w) for w in ("whole", "absent"))
@@ -30,35 +30,35 @@ def datasets(asked: Asked) -> Finding:
     broken = [f"{n}: {state}" for n, state in states.items() if state not in ("whole", "absent")]
     if broken:
         advice = "remove the broken files, or put whole ones there"
-        return Finding("wrong", "\n".join([*broken, text]), advice, details)
-    return Finding("ok", text, "", details)
+        return CheckResult("wrong", "\n".join([*broken, text]), advice, details)
+    return CheckResult("ok", text, "", details)
 
 
 def _state(name: str, root: Path) -> str:
-    """`whole`, `absent`, or what is wrong with it. Loaders fetch what is missing: so they are asked last."""
+    """Return `whole`, `absent`, or the error; loaders download missing files, so they are called last."""
     try:
-        if name in SOURCES and not (root / f"{name}.npz").is_file():
-            if not (root / TRACES[name]).exists():
+        if name in TORCHVISION and not (root / f"{name}.npz").is_file():
+            if not (root / TORCHVISION_PATHS[name]).exists():
                 return "absent"
-            fetch(SOURCES[name].torchvision, root, download=False)
+            fetch(TORCHVISION[name].torchvision, root, download=False)
             return "whole"
-        if name in HUMAN:
-            labels = HUMAN[name]
+        if name in HUMAN_FILES:
+            labels = HUMAN_FILES[name]
             if not any((root / file).is_file() for file in (labels.npz, labels.published)):
                 return "absent"
             if (images := _state(labels.images, root)) != "whole":
                 return f"its labels are there, but the images of {labels.images} are not: {images}"
         if name == "clothing1m":
             return _clothing(root / name)
-        load_dataset(name, root)
-    except Exception as error:  # torchvision raises many kinds
+        DATASETS[name].load(root, None)  # not load_dataset, which keeps digests of images
+    except Exception as error:  # torchvision raises many types
         return one_line(error)
     return "whole"
 
 
 def _clothing(folder: Path) -> str:
-    """Only the lists: to read a million photographs takes longer than all other checks."""
-    missing = [file for pair in LISTS.values() for file in pair if not (folder / file).is_file()]
+    """Check only the lists: reading a million photographs takes longer than all other checks."""
+    missing = [file for pair in LIST_FILES.values() for file in pair if not (folder / file).is_file()]
     if not folder.exists():
         return "absent"
     return f"{', '.join(missing)} not found in {folder}" if missing else "whole"

@@ -1,4 +1,4 @@
-"""What torch can do here beside float32: each try in a process of its own, whose death is a finding."""
+"""Features of torch on this machine: each try runs in its own process, whose crash is a result."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flnl_bench.doctor.check_result import Asked, Finding
-from flnl_bench.doctor.reproducibility import make, outcome
+from flnl_bench.doctor.check_result import CheckResult, DoctorOptions
+from flnl_bench.doctor.reproducibility import make, trained_rounds
 from flnl_bench.engine.devices import check_precision, choose_devices
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import start_worker
 
-PATIENCE = 120.0  # seconds for a try; compiling takes most of them on a slow machine
+TIME_LIMIT = 120.0  # seconds for a try, most of them for compiling on a slow machine
 ONLY_CUDA = {"precision": ("tf32",), "compile": ("cudagraphs",)}
 
 
-def probe(asked: Asked, option: str, value: str) -> Finding:
-    """One client's training with `--OPTION VALUE`, beside the same without it."""
-    if value in ONLY_CUDA[option] and asked.device != "cuda":
-        return Finding("ok", "only for CUDA: not tried")
-    (plain,) = outcome(make("fedavg"), choose_devices(asked.device), 1, **SHORT).rows
-    loss, trouble = tried(asked.device, {option: value})
+def probe(options: DoctorOptions, option: str, value: str) -> CheckResult:
+    """Train one client with `--OPTION VALUE`, and compare with the same round without it."""
+    if value in ONLY_CUDA[option] and options.device != "cuda":
+        return CheckResult("ok", "only for CUDA: not tried")
+    (plain,) = trained_rounds(make("fedavg"), choose_devices(options.device), 1, **SMALL_ROUND).rows
+    loss, trouble = tried(options.device, {option: value})
     if loss is None:
-        return Finding("note", f"does not work: {trouble}", _instead(asked.device, option, value))
-    apart = abs(loss - plain["loss"]) / plain["loss"]
-    text = f"works; the test loss after a round differs by {apart:.1e} of it"
-    return Finding("ok", text, "", {"loss": loss, "plain": plain["loss"]})
+        return CheckResult("note", f"does not work: {trouble}", _instead(options.device, option, value))
+    difference = abs(loss - plain["loss"]) / plain["loss"]
+    text = f"works; the test loss after one round differs by {difference:.1e} (relative)"
+    return CheckResult("ok", text, "", {"loss": loss, "plain": plain["loss"]})
 
 
 def _instead(device: str, option: str, value: str) -> str:
-    """What to do without it; for bfloat16 on CPUs there may be instructions that work."""
+    """Say what to use instead; for bfloat16 on CPUs it depends on the instructions."""
     try:
         if option == "precision":
             check_precision(device, value)
@@ -41,18 +41,18 @@ def _instead(device: str, option: str, value: str) -> str:
     return f"do without --{option} {value}; it is off by default"
 
 
-# One client, batches of one size: nothing is compiled twice.
-SHORT = {"fraction": 0.1, "epochs": 1, "batch_size": 30}
+# One client and batches of one size, so that each function is compiled once.
+SMALL_ROUND = {"fraction": 0.1, "epochs": 1, "batch_size": 30}
 
 
 def tried(device: str, changes: dict[str, str]) -> tuple[float | None, str]:
-    """The test loss of a process that plays a round, or why there is none."""
-    # Errors ignored: a compiler may still be writing when its process is ended.
+    """Return the test loss after one round in another process, or why there is none."""
+    # Errors are ignored: a compiler may still write when its process is killed.
     with tempfile.TemporaryDirectory(prefix="flnl-doctor-", ignore_cleanup_errors=True) as cache:
-        worker, connection = start_worker(_play, device, changes, cache)
+        worker, connection = start_worker(_train, device, changes, cache)
         try:
-            if not connection.poll(PATIENCE):
-                return None, f"no answer within {PATIENCE:.0f} s"
+            if not connection.poll(TIME_LIMIT):
+                return None, f"no answer within {TIME_LIMIT:.0f} s"
             answer: tuple[float | None, str] = connection.recv()
             return answer
         except (EOFError, OSError):
@@ -69,12 +69,14 @@ def _death(code: int) -> str:
     )
 
 
-# -- in the process of a try -------------------------------------------------------------------------
-def _play(connection: Connection, device: str, changes: dict[str, Any], cache: str) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # compilers chatter; what matters is in the answer
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # compile here and now, and leave nothing behind
+# -- in the other process ----------------------------------------------------------------------------
+def _train(connection: Connection, device: str, changes: dict[str, Any], cache: str) -> None:
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 2
+    )  # hides the messages of compilers; the result goes through the connection
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # no earlier compilation is used, and no file stays
     try:
-        (row,) = outcome(make("fedavg"), choose_devices(device), 1, **SHORT, **changes).rows
+        (row,) = trained_rounds(make("fedavg"), choose_devices(device), 1, **SMALL_ROUND, **changes).rows
         connection.send((row["loss"], ""))
     except Exception as error:
         connection.send((None, one_line(error)))

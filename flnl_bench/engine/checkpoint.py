@@ -1,17 +1,16 @@
-"""Checkpoints: a JSON tree and safetensors files, written beside and renamed; no pickle.
+"""Checkpoints: a JSON tree and safetensors files, written atomically; no pickle.
 
 `state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
 at any moment leaves either the old checkpoint or the new one. It has a digest of each of them and of
-itself, so that a flipped bit is not taken for a number. To have a file on the disk takes longer than to
-fill it, so small states of clients are in the engine's file; a large one has its own, written when it
-changed, and all files but the root are written at once: the disk then takes them together.
+itself, so that a flipped bit is not taken for a number. Flushing a file to the disk takes longer than
+filling it, so small states of clients are in the engine's file; a large one has its own, written when it
+changed, and all files but the root are written at the same time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +23,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flnl_bench.atomic_files import read_file, replace_file
+from flnl_bench.atomic_files import replace_file
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.errors import BadInput, one_line
 
-FORMAT = 3  # 2 had a file for every client, 1 no digests; both are still read
+FORMAT = 3
 SMALL = 1 << 16  # bytes of a state
-LARGEST = 1 << 40  # bytes of a file: there are large networks
 WRITERS = 4  # files at once; more gain little, and each holds a state twice in memory
-NAME = re.compile(r"(engine|client-\d{5,})-r\d{5,}\.safetensors")
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
@@ -50,15 +47,15 @@ class Checkpoint:
 
     @property
     def exists(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return self._root.exists()
 
     @property
     def finished_rounds(self) -> int:
-        """How many rounds it holds; whether it is whole is found out when it is loaded."""
-        # Only told to users before a run goes on, so a torn file counts as none; `load` says what is wrong.
+        """The number of rounds in it; whether it is whole is checked when it is loaded."""
+        # Only shown to users before a run resumes, so a torn file counts as none; `load` says what is wrong.
         try:
-            return len(json.loads(read_file(self._root))["rounds"])
+            return len(json.loads(self._root.read_bytes())["rounds"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return 0
 
@@ -99,17 +96,17 @@ class Checkpoint:
         self._clean(root)
 
     def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict]]:
-        """The engine's state, the clients' states and the history."""
+        """Read the engine's state, the clients' states and the history."""
         try:
-            root = json.loads(read_file(self._root))
-            if root["format"] not in range(1, FORMAT + 1):
+            root = json.loads(self._root.read_bytes())
+            if root["format"] != FORMAT:
                 raise ValueError(f"format {root['format']}, this version reads {FORMAT}")
-            if root["format"] > 1 and root.pop("digest") != _digest(json.dumps(root).encode()):
+            if root.pop("digest") != _digest(json.dumps(root).encode()):
                 raise ValueError("state.json was changed")
             self._clients = {int(k): name for k, name in root["clients"].items()}
-            self._digests = dict(root.get("digests", {}))
+            self._digests = dict(root["digests"])
             state = self._read(root["engine"])
-            clients = state.pop("clients", {}) | {k: self._read(name) for k, name in self._clients.items()}
+            clients = state.pop("clients") | {k: self._read(name) for k, name in self._clients.items()}
             rounds = root["rounds"]
             if type(state["round"]) is not int or [row["round"] for row in rounds] != list(
                 range(len(rounds))
@@ -118,7 +115,7 @@ class Checkpoint:
             return state, clients, rounds
         except BROKEN as error:
             raise CorruptCheckpoint(
-                f"the checkpoint in {self.folder} cannot be read ({one_line(error)}); start the run anew "
+                f"the checkpoint in {self.folder} cannot be read ({one_line(error)}); start the run again "
                 "with --fresh, in a suite also with --retry-failed"
             ) from None
 
@@ -131,10 +128,8 @@ class Checkpoint:
         self._digests[file] = _digest(data)
 
     def _read(self, name: str) -> Any:
-        if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of one of its files")
-        data = read_file(self.folder / name, LARGEST)
-        if self._digests.get(name, found := _digest(data)) != found:
+        data = (self.folder / name).read_bytes()
+        if self._digests[name] != _digest(data):
             raise ValueError(f"{name} was changed")
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _decode(json.loads(header["__metadata__"]["tree"]), load(data))
@@ -169,7 +164,7 @@ def _encode(node: Any, tensors: dict[str, Tensor], keys: dict[int, str]) -> Any:
         return node.item()
     if node is None or isinstance(node, bool | int | float | str):
         return node
-    # `check_plain` has told a method's author before, with the place; this is for the engine's own state.
+    # `check_plain` has refused this in a method's state, with the place; here it is the engine's own.
     raise TypeError(f"a state may not hold a {type(node).__name__}: it cannot be checkpointed")
 
 

@@ -52,7 +52,6 @@ class Call:
     name: tuple[str | int, ...]  # tells calls in one round apart; empty for the first training
     inbox: Mapping[str, Any]
     state: State | None  # None: never seen before
-    epochs: int | None = None  # of a training
     task: Callable[[Client], Mapping[str, Any]] | None = None  # what a visit does
 
 
@@ -228,7 +227,6 @@ class ClientWorker:
             received=self._bind(weights),
             state={} if state is None else state,
             inbox=placed(sent(call.inbox, self.device), self.device),
-            epochs=self.terms.epochs if call.epochs is None else call.epochs,
             rng=self._stream(call, "method"),
             batch_rng=self._stream(call, "batches"),
             bind=self._bind,

@@ -73,10 +73,10 @@ class LocalFederation:
         self.left: list[Mapping[str, Any]] = []  # what each message held
         take_work()  # whatever was computed between rounds is not of one
 
-    def train(self, ids: Sequence[int], *, epochs: int | None = None) -> list[Update]:
+    def train(self, ids: Sequence[int]) -> list[Update]:
         """Send the global weights and train the clients locally."""
         updates: list[Update] = []
-        for k, reply in self._call("train", ids, epochs=epochs):
+        for k, reply in self._call("train", ids):
             update: Update = reply.answer
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])

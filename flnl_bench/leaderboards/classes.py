@@ -1,4 +1,4 @@
-"""Which classes a method's sieve throws away."""
+"""The classes whose right labels a method's sieve throws away."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from flnl_bench.results.beliefs import read_beliefs
 
 
 def class_recall(beliefs: Path) -> list[float | None]:
-    """The share of right labels that is called clean, by class, from beliefs.npz; None: nothing was judged.
+    """Return the share of right labels that is called clean, by class; None for a class that was not judged.
 
-    Empty where there is no such file, no sieve, or no known truth.
+    Empty if there is no beliefs.npz, no sieve, or no known truth.
     """
     if not beliefs.exists():
         return []
     try:
-        found = read_beliefs(beliefs, ("given", "true", "clean"))
+        arrays = read_beliefs(beliefs, ("given", "true", "clean"))
     except BadInput:
         return []
-    given, clean = found["given"], found["clean"]
+    given, clean = arrays["given"], arrays["clean"]
     if not len(given):
         return []
-    right = (given == found["true"]) & (clean >= 0)
+    right = (given == arrays["true"]) & (clean >= 0)
     recalls: list[float | None] = []
     for label in range(int(given.max()) + 1):
         judged = clean[right & (given == label)]

@@ -1,23 +1,24 @@
-"""Is a method better than another? Paired over seeds × settings, with interval and test."""
+"""Paired comparison of methods over seeds × settings, with interval and test."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.metrics import METRICS, Metric
-from flnl_bench.leaderboards.render import Entry, Sheet, SheetRow
-from flnl_bench.leaderboards.table import Row, Table
+from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
+from flnl_bench.leaderboards.render import TextCell, TextRow, TextTable
+from flnl_bench.leaderboards.rows import Row
+from flnl_bench.leaderboards.table import Table
+from flnl_bench.results.statistics import mean_std
 
-ENOUGH = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
+LEAST_PAIRS = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row against the chosen one, over the settings and seeds that both have."""
+    """A row against the chosen row, over the settings and seeds that both have."""
 
     pairs: int
     difference: float | None  # the mean of the paired differences; this row is better above 0, or below
@@ -26,11 +27,11 @@ class Comparison:
     wins: int
     ties: int
     losses: int
-    p: float | None  # Wilcoxon signed-rank test, two-sided, without ties; None below ENOUGH pairs
+    p: float | None  # Wilcoxon signed-rank test, two-sided, without ties; None below LEAST_PAIRS
 
 
 def find_row(table: Table, name: str) -> Row | None:
-    """The row called so in a table, if there is one."""
+    """Find the row with this label or method, if there is one; a BadInput if there are several."""
     named = [row for row in table.rows if name in (row.label, row.method)]
     exact = [row for row in named if row.label == name]
     if len(named) > 1 and not exact:
@@ -42,18 +43,18 @@ def find_row(table: Table, name: str) -> Row | None:
 
 
 def check_name(tables: Sequence[Table], name: str) -> None:
-    """An error if no table has a row called so, or one has several."""
+    """Refuse a name that no table has, or that several rows of a table have."""
     rows = [find_row(table, name) for table in tables]
     if not any(rows):
         raise unknown("method", name, {row.label for table in tables for row in table.rows}, "--against")
 
 
 def tie(metric: Metric) -> float:
-    """A smaller difference does not show in the decimals of the metric."""
-    return 0.5 * 10**-metric.digits
+    """Return the limit below which a difference does not show in the decimals of the metric."""
+    return 0.5 / float(10**metric.digits)
 
 
-def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric = METRICS["last10"]) -> Comparison:
+def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Comparison:
     """Pair the runs of two rows: same setting, same seed, so the same scenario."""
     limit = tie(metric)
     differences = [
@@ -63,80 +64,78 @@ def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric = METRI
         for seed, value in row.cells[setting].values.items()
         if seed in base.cells[setting].values
     ]
-    low, high = _interval(differences)
+    mean, std = mean_std(differences)
+    half = None if std is None else _half_interval(std, len(differences))
     return Comparison(
         pairs=len(differences),
-        difference=statistics.fmean(differences) if differences else None,
-        low=low,
-        high=high,
+        difference=mean,
+        low=None if mean is None or half is None else mean - half,
+        high=None if mean is None or half is None else mean + half,
         wins=sum(metric.sign * d >= limit for d in differences),
         ties=sum(abs(d) < limit for d in differences),
         losses=sum(metric.sign * d <= -limit for d in differences),
-        p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # what counts as a tie is no evidence
+        p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # a tie is no evidence
     )
 
 
-def _interval(differences: Sequence[float]) -> tuple[float | None, float | None]:
-    if len(differences) < 2:
-        return None, None
+def _half_interval(std: float, count: int) -> float:
+    """Return half the width of the 95 % confidence interval of a mean."""
     from scipy.stats import t
 
-    mean, count = statistics.fmean(differences), len(differences)
-    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
-    return mean - half, mean + half
+    return float(t.ppf(0.975, count - 1)) * std / math.sqrt(count)
 
 
-def _wilcoxon(apart: Sequence[float]) -> float | None:
-    if len(apart) < ENOUGH:
+def _wilcoxon(differences: Sequence[float]) -> float | None:
+    if len(differences) < LEAST_PAIRS:
         return None
     from scipy.stats import wilcoxon
 
-    return float(wilcoxon(apart).pvalue)
+    return float(wilcoxon(differences).pvalue)
 
 
-COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
+COMPARISON_COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
 
 
 def comparisons(table: Table, name: str) -> dict[str, Comparison]:
-    """Every other row of a table against the row called `name`, by label."""
+    """Compare every other row of a table with the row called `name`; by label."""
     base = find_row(table, name)
     if base is None:
         return {}
-    metric = METRICS[table.metric]
+    metric = ALL_METRICS[table.metric]
     return {row.label: compare(row, base, table.scored, metric) for row in table.rows if row is not base}
 
 
-def comparison_sheet(table: Table, name: str) -> Sheet:
-    """Differences to one method, with their interval and test."""
-    found = comparisons(table, name)
+def comparison_table(table: Table, name: str) -> TextTable:
+    """Make a table of the differences to one method, with their interval and test."""
+    compared = comparisons(table, name)
     title = f"{table.protocol.title} · against {name}"
-    if not found:
-        why = "is alone in" if find_row(table, name) else "is not in"
-        return Sheet(title, [], [], about=[f"{name} {why} this table."])
-    metric = METRICS[table.metric]
-    rows = [SheetRow(label, _entries(one, metric.digits)) for label, one in found.items()]
+    if not compared:
+        why = "is the only row of" if find_row(table, name) else "is not in"
+        return TextTable(title, [], [], about=[f"{name} {why} this table."])
+    metric = ALL_METRICS[table.metric]
+    rows = [TextRow(label, _text_cells(result, metric.digits)) for label, result in compared.items()]
     notes = [
         f"W/T/L: wins, ties (differences below {tie(metric):g} points) and losses.",
         "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
         "of methods; pairs of one setting are not independent of each other.",
     ]
-    if any(one.p is None for one in found.values()):
-        notes.append(f"No test (too few) below {ENOUGH} pairs that do not tie.")
+    if any(result.p is None for result in compared.values()):
+        notes.append(f"No test (too few) below {LEAST_PAIRS} pairs that do not tie.")
     about = [
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
         f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by Student's t."
     ]
-    return Sheet(title, COLUMNS, rows, about, notes=notes)
+    return TextTable(title, COMPARISON_COLUMNS, rows, about, notes=notes)
 
 
-def _entries(one: Comparison, digits: int) -> list[Entry]:
+def _text_cells(result: Comparison, digits: int) -> list[TextCell]:
     def signed(value: float | None) -> str:
         return "" if value is None else f"{value:+z.{digits}f}"
 
     return [
-        Entry(str(one.pairs)),
-        Entry(signed(one.difference)),
-        Entry("" if one.low is None else f"{signed(one.low)} to {signed(one.high)}"),
-        Entry(f"{one.wins}/{one.ties}/{one.losses}"),
-        Entry("too few" if one.p is None else f"{one.p:.3g}"),
+        TextCell(str(result.pairs)),
+        TextCell(signed(result.difference)),
+        TextCell("" if result.low is None else f"{signed(result.low)} to {signed(result.high)}"),
+        TextCell(f"{result.wins}/{result.ties}/{result.losses}"),
+        TextCell("too few" if result.p is None else f"{result.p:.3g}"),
     ]

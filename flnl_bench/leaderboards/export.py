@@ -1,4 +1,4 @@
-"""Leaderboards for programs: a JSON document, and tidy records for CSV and pandas, with all digits."""
+"""Leaderboards for programs: a JSON document, and one line per cell for CSV and pandas, with all digits."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench import escaping
 from flnl_bench.atomic_files import json_text
-from flnl_bench.engine.ledger import PER
-from flnl_bench.leaderboards.agreement import agreements, compared_with
+from flnl_bench.engine.ledger import PER, sentence
+from flnl_bench.leaderboards.agreement import agreements, compared_dataset
 from flnl_bench.leaderboards.comparison import Comparison, comparisons
-from flnl_bench.leaderboards.cost import COLUMNS
+from flnl_bench.leaderboards.cost import COST_COLUMNS, sent_numbers
 from flnl_bench.leaderboards.metrics import COST
-from flnl_bench.leaderboards.paper import paper_average, paper_cells, protocols, unlike_paper
-from flnl_bench.leaderboards.render import notes_of
-from flnl_bench.leaderboards.table import Cell, Row, Table, marks
+from flnl_bench.leaderboards.paper import both_protocols, paper_average, paper_cells, without_paper_numbers
+from flnl_bench.leaderboards.render import table_notes
+from flnl_bench.leaderboards.rows import Cell, Row
+from flnl_bench.leaderboards.table import Table, mark_table
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.leaderboard import Leaderboard
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
-_PROTOCOL = tuple(name for name in _TABLE if name != "protocol")  # as the attributes are called
 _ROW = ("method", "label", "version", "codes", "hyperparameters")
 _CELL = ("setting", "metric", "mean", "std", "count", "seeds", "mark", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
-_COST = (*COLUMNS, *(f"sent_per_{per}" for per in PER), "leaves")
-_COMPARISON = ("against", *(f.name for f in dataclasses.fields(Comparison)))
+_COST = (*COST_COLUMNS, *(f"sent_per_{per}" for per in PER), "leaves")
+_COMPARISON = ("against", *(field.name for field in dataclasses.fields(Comparison)))
 
 
 # -- JSON --------------------------------------------------------------------------------------------
 def as_json(board: Leaderboard) -> str:
-    """One JSON document: the tables, and what was kept apart or left out."""
+    """Write one JSON document: the tables, the warnings, and the files that were not counted."""
     document = {
         "metric": board.metric,
         "against": board.against,
@@ -47,134 +47,138 @@ def as_json(board: Leaderboard) -> str:
 
 
 def _table_object(table: Table, board: Leaderboard) -> dict[str, Any]:
-    about = table.protocol
-    made: dict[str, Any] = {
-        "title": about.title,
-        **{name: getattr(about, name) for name in _PROTOCOL},
-        "training": dict(about.training),
-        "changed": about.changed,
+    protocol = table.protocol
+    values: dict[str, Any] = {
+        "title": protocol.title,
+        **_protocol_values(table),
+        "training": vars(protocol.config.training),
+        "changed": protocol.changed,
         "metric": table.metric,
         "std": "sample standard deviation (ddof 1)",
-        "settings": list(table.settings),
-        "averaged": list(table.scored),
+        "settings": table.settings,
+        "averaged": table.scored,
         "scenarios": table.scenarios,
-        "imported": dict(table.imported),
-        "notes": notes_of(table),
-        "alarms": list(table.alarms),
+        "imported": table.imported,
+        "notes": table_notes(table),
+        "alarms": table.alarms,
     }
     if board.paper:
-        text, comparable = protocols(table)
-        made["paper"] = {"protocols": text, "comparable": comparable, "not_beside": unlike_paper(table)}
-        order = {name: dataclasses.asdict(one) for name, one in agreements(table).items()}
-        made["paper"]["agreement"] = {"dataset": compared_with(table), "cells": order} if order else None
-    found = comparisons(table, board.against) if board.against else {}
-    made["rows"] = [
+        text, comparable = both_protocols(table)
+        cells = {name: dataclasses.asdict(cell) for name, cell in agreements(table).items()}
+        values["paper"] = {
+            "protocols": text,
+            "comparable": comparable,
+            "without_numbers": without_paper_numbers(table),
+            "agreement": {"dataset": compared_dataset(table), "cells": cells} if cells else None,
+        }
+    compared = comparisons(table, board.against) if board.against else {}
+    values["rows"] = [
         {
-            **_row_object(table, row, board.paper, found.get(row.label)),
+            **_row_object(table, row, board.paper, compared.get(row.label)),
             "marks": {column: mark for column, mark in marked.items() if mark},
         }
-        for row, marked in zip(table.rows, marks(table), strict=True)
+        for row, marked in zip(table.rows, mark_table(table), strict=True)
     ]
-    return made
+    return values
 
 
-def _row_object(table: Table, row: Row, paper: bool, compared: Comparison | None) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "method": row.method,
-        "label": row.label,
-        "version": row.version,
-        "codes": row.codes,
-        "hyperparameters": dict(row.hyperparameters),
-        "changed": None if row.changed is None else dict(row.changed),
+def _row_object(table: Table, row: Row, paper: bool, comparison: Comparison | None) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        **{name: getattr(row, name) for name in (*_ROW, "changed")},
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},
         "avg": _cell(row.average) if row.average else None,
         "rank": row.rank,
-        "cost": {**row.cost.as_dict(), "sent": row.cost.sent},
+        "cost": {**_cost_values(row), "sent": row.sent},
     }
     if paper:
         cells = paper_cells(table, row)
-        made["paper"] = {name: {"mean": cell.mean, "std": cell.std} for name, cell in cells.items()}
+        values["paper"] = {name: {"mean": cell.mean, "std": cell.std} for name, cell in cells.items()}
         average = paper_average(cells, table.scored)
-        made["paper_avg"] = average.mean if average else None
-    if compared:
-        made["against"] = dataclasses.asdict(compared)
-    return made
+        values["paper_avg"] = average.mean if average else None
+    if comparison:
+        values["against"] = dataclasses.asdict(comparison)
+    return values
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    return {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": dict(cell.values)}
+    return {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": cell.values}
 
 
-# -- tidy records ------------------------------------------------------------------------------------
+# -- one line per cell -------------------------------------------------------------------------------
 def as_csv(board: Leaderboard) -> str:
-    """One line a record: readable by anything, and by `csv.DictReader` without loss."""
+    """Write one line per cell, which every program and `csv.DictReader` read without loss."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns(board), restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, column_names(board), restval="", lineterminator="\n")
     writer.writeheader()
-    for record in records(board):
-        cells = {**record, "hyperparameters": json.dumps(record["hyperparameters"])}
-        if "seeds" in record:
-            cells["seeds"] = " ".join(map(str, record["seeds"]))
-        writer.writerow({name: escaping.csv(value) for name, value in cells.items()})
+    for line in cell_lines(board):
+        texts = {**line, "hyperparameters": json.dumps(line["hyperparameters"])}
+        if "seeds" in line:
+            texts["seeds"] = " ".join(map(str, line["seeds"]))
+        writer.writerow({name: escaping.csv(value) for name, value in texts.items()})
     return out.getvalue()
 
 
-def columns(board: Leaderboard) -> tuple[str, ...]:
-    """The names of a record's fields, in their order."""
+def column_names(board: Leaderboard) -> tuple[str, ...]:
+    """Return the names of the values of a line, in their order."""
     if board.metric == COST:
         return (*_TABLE, *_ROW, *_COST)
     more = (*(_PAPER if board.paper else ()), *(_COMPARISON if board.against else ()))
     return (*_TABLE, *_ROW, *_CELL, *more)
 
 
-def records(board: Leaderboard) -> list[dict[str, Any]]:
-    """One a cell, and one with the setting `avg` a row, which has the comparison; absent is unknown.
+def cell_lines(board: Leaderboard) -> list[dict[str, Any]]:
+    """Return a line per cell, and one per row with the setting `avg`, which has the comparison.
 
-    Of costs, one a row.
+    Unknown values are absent. A leaderboard of costs has one line per row.
     """
     if board.metric == COST:
         return [
-            {**_identity(table, row), **row.cost.as_dict()} for table in board.tables for row in table.rows
+            {**_row_values(table, row), **_cost_values(row)} for table in board.tables for row in table.rows
         ]
-    return [record for table in board.tables for record in _table_records(table, board)]
+    return [line for table in board.tables for line in _table_lines(table, board)]
 
 
-def _table_records(table: Table, board: Leaderboard) -> Iterator[dict[str, Any]]:
-    found = comparisons(table, board.against) if board.against else {}
-    for row, marked in zip(table.rows, marks(table), strict=True):
+def _table_lines(table: Table, board: Leaderboard) -> Iterator[dict[str, Any]]:
+    compared = comparisons(table, board.against) if board.against else {}
+    for row, marked in zip(table.rows, mark_table(table), strict=True):
         theirs = paper_cells(table, row) if board.paper else {}
         for name in table.settings:
             if name in row.cells:
-                record = _record(table, row, name, row.cells[name], theirs.get(name))
-                yield {**record, "rank": row.ranks.get(name), "mark": marked[name]}
-        average = _record(table, row, "avg", row.average, paper_average(theirs, table.scored))
-        compared = found.get(row.label)
-        more = {"against": board.against, **dataclasses.asdict(compared)} if compared else {}
+                line = _line(table, row, name, row.cells[name], theirs.get(name))
+                yield {**line, "rank": row.ranks.get(name), "mark": marked[name]}
+        average = _line(table, row, "avg", row.average, paper_average(theirs, table.scored))
+        comparison = compared.get(row.label)
+        more = {"against": board.against, **dataclasses.asdict(comparison)} if comparison else {}
         yield {**average, "rank": row.rank, "mark": marked["Avg"], **more}
 
 
-def _record(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:
+def _line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:
     return {
-        **_identity(table, row),
+        **_row_values(table, row),
         "setting": setting,
         "metric": table.metric,
         "seeds": tuple(cell.values) if cell else (),
         **({"mean": cell.mean, "std": cell.std, "count": cell.count} if cell else {}),
-        **_paper_fields(cell, theirs),
+        **_paper_values(cell, theirs),
     }
 
 
-def _identity(table: Table, row: Row) -> dict[str, Any]:
-    about = table.protocol
-    return {
-        **{name: getattr(about, name) for name in _PROTOCOL},
-        "protocol": about.name,
-        **{name: getattr(row, name) for name in _ROW},
-        "hyperparameters": dict(row.hyperparameters),
-    }
+def _protocol_values(table: Table) -> dict[str, Any]:
+    config = table.protocol.config
+    names = {name: getattr(config, name) for name in ("dataset", "partition", "preset", "device")}
+    return {**names, "numbers": table.protocol.record.numbers}
 
 
-def _paper_fields(ours: Cell | None, theirs: Cell | None) -> Mapping[str, Any]:
+def _row_values(table: Table, row: Row) -> dict[str, Any]:
+    names = {name: getattr(row, name) for name in _ROW}
+    return {**_protocol_values(table), "protocol": table.protocol.name, **names}
+
+
+def _cost_values(row: Row) -> dict[str, Any]:
+    return {**row.cost, **sent_numbers(row.sent), "leaves": sentence(row.sent)}
+
+
+def _paper_values(ours: Cell | None, theirs: Cell | None) -> Mapping[str, Any]:
     if theirs is None:
         return {}
     return {

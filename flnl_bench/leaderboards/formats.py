@@ -1,7 +1,7 @@
-"""The formats of a leaderboard, one entry a format: a new one is a function and a line in FORMATS.
+"""The formats of a leaderboard: a new format is a function and a line in FORMATS.
 
-What needs nothing but the sheets is written here; the others are in `terminal` and `data`, and loaded when
-they are asked for, because the command line reads this table for its help.
+Formats that need nothing but the text tables are written here; the others are in `terminal` and `export`, and
+are imported on first use, because the command line reads FORMATS for its help.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flnl_bench.escaping import html, latex, markdown
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.leaderboard import Leaderboard
-    from flnl_bench.leaderboards.render import Entry, Sheet, SheetRow
+    from flnl_bench.leaderboards.render import TextCell, TextRow, TextTable
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Format:
 
 
 def choose_format(name: str | None, file: Path | None) -> Format:
-    """The format asked for, else the one that the name of the file tells."""
+    """Return the format with this name, else the format of the file's ending."""
     if name is None:
         if file is None or not file.suffix:
             return FORMATS["table"]
-        endings = {one.ending: one for one in FORMATS.values()}
+        endings = {known.ending: known for known in FORMATS.values()}
         if file.suffix not in endings:
             raise BadInput(f"{file} must end in one of {', '.join(endings)}, unless --format is given")
         return endings[file.suffix]
@@ -46,21 +46,21 @@ def choose_format(name: str | None, file: Path | None) -> Format:
 
 # -- text and data -----------------------------------------------------------------------------------
 def write_table(board: Leaderboard) -> str:
-    """As a wide terminal shows it, without colours."""
+    """Write the tables as a wide terminal shows them, without colours."""
     from flnl_bench.leaderboards.terminal import as_text
 
-    return as_text(board.sheets)
+    return as_text(board.text_tables)
 
 
 def write_csv(board: Leaderboard) -> str:
-    """One line a cell, with all digits."""
+    """Write one line per cell, with all digits."""
     from flnl_bench.leaderboards.export import as_csv
 
     return as_csv(board)
 
 
 def write_json(board: Leaderboard) -> str:
-    """One document with everything."""
+    """Write one document with everything."""
     from flnl_bench.leaderboards.export import as_json
 
     return as_json(board)
@@ -71,65 +71,66 @@ _MARKDOWN_MARKS = {"best": "**{}**", "second": "<u>{}</u>"}
 
 
 def write_markdown(board: Leaderboard) -> str:
-    """All sheets, each with a heading."""
-    return "\n".join(_markdown_sheet(sheet) for sheet in board.sheets)
+    """Write all tables, each with a heading."""
+    return "\n".join(_markdown_table(table) for table in board.text_tables)
 
 
-def _markdown_sheet(sheet: Sheet) -> str:
-    parts = [f"### {markdown(sheet.title)}"]
-    if sheet.alarm:
-        parts.append(f"> **⚠ {markdown(sheet.alarm)}**")
-    parts += [markdown(text) for text in sheet.about]
-    if sheet.rows:
+def _markdown_table(table: TextTable) -> str:
+    parts = [f"### {markdown(table.title)}"]
+    if table.alarm:
+        parts.append(f"> **⚠ {markdown(table.alarm)}**")
+    parts += [markdown(text) for text in table.about]
+    if table.rows:
         rows = [
-            ["method", *sheet.columns],
-            ["---", *("---:" for _ in sheet.columns)],
-            *map(_markdown_row, sheet.rows),
+            ["method", *table.columns],
+            ["---", *("---:" for _ in table.columns)],
+            *map(_markdown_row, table.rows),
         ]
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
-    parts += [markdown(note) for note in (sheet.legend, *sheet.notes) if note]
+    parts += [markdown(note) for note in (table.legend, *table.notes) if note]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_row(row: SheetRow) -> list[str]:
+def _markdown_row(row: TextRow) -> list[str]:
     label = markdown(row.label)
-    return [label if row.ours else f"*{label}*", *map(_markdown_entry, row.entries)]
+    return [label if row.ours else f"*{label}*", *map(_markdown_cell, row.cells)]
 
 
-def _markdown_entry(entry: Entry) -> str:
-    text = markdown(f"{entry.number} ± {entry.spread}" if entry.spread else entry.number)
-    text = _MARKDOWN_MARKS.get(entry.mark, "{}").format(text)
-    return text + (f" †{entry.fewer}" if entry.fewer else "")
+def _markdown_cell(cell: TextCell) -> str:
+    text = markdown(f"{cell.number} ± {cell.spread}" if cell.spread else cell.number)
+    text = _MARKDOWN_MARKS.get(cell.mark, "{}").format(text)
+    return text + (f" †{cell.fewer}" if cell.fewer else "")
 
 
 # -- LaTeX (booktabs), to be put into a paper with \input --------------------------------------------
-_WIDE = 4  # so many columns do not fit one column of a paper: such a table gets the width of the page
+_WIDE = 4  # a table with at least this many columns gets the full width of a page
 _SMALL = "\\small\\setlength{\\tabcolsep}{4pt}"
-_SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"  # only what is too wide
+# Shrinks only a table that is too wide.
+_SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _SIGN = re.compile(r"(?<!\w)[+-](?=\d)")
 _LATEX_MARKS = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}"}
 
 
 def write_latex(board: Leaderboard) -> str:
-    """All sheets, each a floating table."""
+    """Write all tables, each a floating one."""
     head = "% In the preamble: \\usepackage{booktabs,graphicx}\n"
-    return head + "\n".join(_latex_sheet(sheet) for sheet in board.sheets if sheet.rows)
+    return head + "\n".join(_latex_table(table) for table in board.text_tables if table.rows)
 
 
-def _latex_sheet(sheet: Sheet) -> str:
-    kind = "table*" if len(sheet.columns) >= _WIDE else "table"
-    caption = " ".join([f"{sheet.title}.", *sheet.about])
-    alarm = [f"\\textbf{{Warning: {latex(sheet.alarm)}.}}\\par\\smallskip"] if sheet.alarm else []
+def _latex_table(table: TextTable) -> str:
+    kind = "table*" if len(table.columns) >= _WIDE else "table"
+    caption = " ".join([f"{table.title}.", *table.about])
+    alarm = [f"\\textbf{{Warning: {latex(table.alarm)}.}}\\par\\smallskip"] if table.alarm else []
     tabular = [
-        f"\\begin{{tabular}}{{l{'r' * len(sheet.columns)}}}",
+        f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "\\toprule",
-        " & ".join(["Method", *map(latex, sheet.columns)]) + " \\\\",
+        " & ".join(["Method", *map(latex, table.columns)]) + " \\\\",
         "\\midrule",
-        *(_latex_row(row) for row in sheet.rows),
+        *(_latex_row(row) for row in table.rows),
         "\\bottomrule",
         "\\end{tabular}",
     ]
-    notes = "\\par\\smallskip\\footnotesize " + latex(" ".join([sheet.legend, *sheet.notes]).strip())
+    notes = "\\par\\smallskip\\footnotesize " + latex(" ".join([table.legend, *table.notes]).strip())
     lines = [
         f"\\begin{{{kind}}}",
         "\\centering",
@@ -145,18 +146,18 @@ def _latex_sheet(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_row(row: SheetRow) -> str:
+def _latex_row(row: TextRow) -> str:
     label = latex(row.label)
     label = label if row.ours else f"\\quad\\textit{{{label}}}"
-    return " & ".join([label, *map(_latex_entry, row.entries)]) + " \\\\"
+    return " & ".join([label, *map(_latex_cell, row.cells)]) + " \\\\"
 
 
-def _latex_entry(entry: Entry) -> str:
-    text = _SIGN.sub(r"$\g<0>$", latex(entry.number))
-    if entry.spread:
-        text += f"{{\\scriptsize\\,$\\pm$\\,{latex(entry.spread)}}}"
-    text = _LATEX_MARKS.get(entry.mark, "{}").format(text)
-    return text + (f"$^{{\\dagger {entry.fewer}}}$" if entry.fewer else "")
+def _latex_cell(cell: TextCell) -> str:
+    text = _SIGN.sub(r"$\g<0>$", latex(cell.number))
+    if cell.spread:
+        text += f"{{\\scriptsize\\,$\\pm$\\,{latex(cell.spread)}}}"
+    text = _LATEX_MARKS.get(cell.mark, "{}").format(text)
+    return text + (f"$^{{\\dagger {cell.fewer}}}$" if cell.fewer else "")
 
 
 # -- HTML: one page that needs nothing else ----------------------------------------------------------
@@ -183,59 +184,59 @@ _ALARM_ALONE = "<style>section p.alarm { color: #fff; background: #c22; padding:
 
 
 def write_html(board: Leaderboard) -> str:
-    """The page."""
+    """Write the page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>flnl-bench leaderboard</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
-        f"<h1>flnl-bench leaderboard</h1>\n{_html_sheets(board)}\n</body>\n</html>\n"
+        f"<h1>flnl-bench leaderboard</h1>\n{_html_tables(board)}\n</body>\n</html>\n"
     )
 
 
 def html_fragment(board: Leaderboard) -> str:
-    """The sheets and what was kept apart, for a page that has its own style, as a notebook has."""
-    said = "".join(f"<p>{html(text)}</p>\n" for text in board.remarks)
-    return f"{_ALARM_ALONE}\n{said}{_html_sheets(board)}\n"
+    """Write the tables and remarks for a page that has its own style, as a notebook has."""
+    remarks = "".join(f"<p>{html(text)}</p>\n" for text in board.remarks)
+    return f"{_ALARM_ALONE}\n{remarks}{_html_tables(board)}\n"
 
 
-def _html_sheets(board: Leaderboard) -> str:
-    return "\n".join(_html_sheet(sheet) for sheet in board.sheets)
+def _html_tables(board: Leaderboard) -> str:
+    return "\n".join(_html_table(table) for table in board.text_tables)
 
 
-def _html_sheet(sheet: Sheet) -> str:
-    parts = [f"<h2>{html(sheet.title)}</h2>"]
-    if sheet.alarm:
-        parts.append(f'<p class="alarm">⚠ {html(sheet.alarm)}</p>')
-    parts += [f"<p>{html(text)}</p>" for text in sheet.about]
-    if sheet.rows:
-        head = "".join(f'<th scope="col">{html(name)}</th>' for name in ("method", *sheet.columns))
-        body = "\n".join(_html_row(row) for row in sheet.rows)
-        made = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-        parts.append(f'<div class="scroll">{made}</div>')
-    parts += [f"<p>{html(text)}</p>" for text in (sheet.legend, *sheet.notes) if text]
+def _html_table(table: TextTable) -> str:
+    parts = [f"<h2>{html(table.title)}</h2>"]
+    if table.alarm:
+        parts.append(f'<p class="alarm">⚠ {html(table.alarm)}</p>')
+    parts += [f"<p>{html(text)}</p>" for text in table.about]
+    if table.rows:
+        head = "".join(f'<th scope="col">{html(name)}</th>' for name in ("method", *table.columns))
+        body = "\n".join(_html_row(row) for row in table.rows)
+        content = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+        parts.append(f'<div class="scroll">{content}</div>')
+    parts += [f"<p>{html(text)}</p>" for text in (table.legend, *table.notes) if text]
     return f"<section>\n{chr(10).join(parts)}\n</section>"
 
 
-def _html_row(row: SheetRow) -> str:
-    cells = "".join(_html_entry(entry) for entry in row.entries)
+def _html_row(row: TextRow) -> str:
+    cells = "".join(_html_cell(cell) for cell in row.cells)
     return f'<tr class="{row.kind}"><th scope="row">{html(row.label)}</th>{cells}</tr>'
 
 
-def _html_entry(entry: Entry) -> str:
-    text = html(entry.number) + (f" <small>± {html(entry.spread)}</small>" if entry.spread else "")
-    text = _HTML_MARKS.get(entry.mark, "{}").format(text)
-    text += f"<sup>†{entry.fewer}</sup>" if entry.fewer else ""
-    hover = f' title="{html(entry.detail)}"' if entry.detail else ""
+def _html_cell(cell: TextCell) -> str:
+    text = html(cell.number) + (f" <small>± {html(cell.spread)}</small>" if cell.spread else "")
+    text = _HTML_MARKS.get(cell.mark, "{}").format(text)
+    text += f"<sup>†{cell.fewer}</sup>" if cell.fewer else ""
+    hover = f' title="{html(cell.detail)}"' if cell.detail else ""
     return f"<td{hover}>{text}</td>"
 
 
 FORMATS = {
-    one.name: one
-    for one in (
+    known.name: known
+    for known in (
         Format("table", ".txt", "for the terminal", write_table),
         Format("md", ".md", "Markdown", write_markdown),
         Format("latex", ".tex", "booktabs tables for a paper", write_latex),
-        Format("csv", ".csv", "one line a cell", write_csv),
+        Format("csv", ".csv", "one line per cell", write_csv),
         Format("html", ".html", "one page", write_html),
         Format("json", ".json", "everything", write_json),
     )

@@ -1,15 +1,13 @@
-"""What runs can be compared by: accuracies, and what methods knew after the last round; an entry each."""
+"""The numbers by which runs can be compared: accuracies, and diagnostics of the last round."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from flnl_bench.errors import unknown
-from flnl_bench.leaderboards.runs import FinishedRun
-from flnl_bench.results.run_folder import RunFolder
-from flnl_bench.results.run_record import LAST
+from flnl_bench.results.run_record import LAST, METRICS, RunRecord
 
-COST = "cost"  # no number but a table of its own
+COST = "cost"  # not a number but a table of its own
 
 
 @dataclass(frozen=True)
@@ -23,38 +21,34 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """By which differences are multiplied so that above 0 is better."""
+        """The factor that makes differences above 0 better."""
         return 1 if self.higher else -1
 
     def about(self, rounds: int) -> str:
-        """What the numbers are, of runs of so many rounds."""
+        """Describe the numbers of runs with this many rounds."""
         if self.name == "last10":
             return f"Test accuracy in %, mean of the last {min(LAST, rounds)} rounds (last-10)"
         if self.name == "best":
             return "Test accuracy in %, the best round (best)"
         return f"{self.help[0].upper()}{self.help[1:]} after the last round ({self.name})"
 
-    def of(self, run: FinishedRun) -> float | None:
-        """The number of a run; None where it does not have it."""
-        if self.name in run.values:
-            return run.values[self.name]
-        try:
-            last = RunFolder(run.path).last_round() or {}
-        except ValueError:
-            return None
-        value = (last.get("diagnostics") or {}).get(self.name)
+    def of(self, record: RunRecord) -> float | None:
+        """Return the number of a finished run; None if the run does not have it."""
+        if self.name in METRICS:
+            return float(getattr(record, self.name))
+        value = ((record.last_round() or {}).get("diagnostics") or {}).get(self.name)
         return float(value) if isinstance(value, int | float) else None
 
 
-METRICS = {
-    one.name: one
-    for one in (
+ALL_METRICS = {
+    metric.name: metric
+    for metric in (
         Metric("last10", "mean test accuracy of the last ten rounds"),
         Metric("best", "test accuracy of the best round"),
         Metric("memorised", "share of the wrong labels that the model predicts, in %", higher=False),
-        Metric("sieve_f_score", "F-score of what a method calls clean", digits=3),
-        Metric("sieve_precision", "precision of what a method calls clean", digits=3),
-        Metric("sieve_recall", "recall of what a method calls clean", digits=3),
+        Metric("sieve_f_score", "F-score of the samples that a method calls clean", digits=3),
+        Metric("sieve_precision", "precision of the samples that a method calls clean", digits=3),
+        Metric("sieve_recall", "recall of the samples that a method calls clean", digits=3),
         Metric("noise_ratio_correlation", "correlation of estimated with true noise ratios", digits=3),
         Metric("noisy_client_precision", "precision of the clients that are called noisy", digits=3),
         Metric("noisy_client_recall", "recall of the clients that are called noisy", digits=3),
@@ -66,5 +60,5 @@ METRICS = {
 
 def check_metric(name: str) -> None:
     """Refuse a metric that no run can have."""
-    if name != COST and name not in METRICS:
-        raise unknown("metric", name, (*METRICS, COST))
+    if name != COST and name not in ALL_METRICS:
+        raise unknown("metric", name, (*ALL_METRICS, COST))

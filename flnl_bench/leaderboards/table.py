@@ -1,136 +1,148 @@
-"""The numbers of a table: means, deviations, averages, ranks, best and second."""
+"""The tables of a leaderboard: means, deviations, averages, ranks, best and second."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-from flnl_bench.leaderboards.comparability import Group, MethodRuns, Protocol, scored, setting_key
-from flnl_bench.leaderboards.cost import RowCost, row_cost
-from flnl_bench.leaderboards.metrics import METRICS, Metric
+from flnl_bench.leaderboards.comparability import Protocol, by_protocol, reasons_apart, scored, setting_key
+from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
+from flnl_bench.leaderboards.rows import Cell, Row, make_rows, over_seeds
+from flnl_bench.results.run_record import METRICS, RunRecord
 
 BEST, SECOND = "best", "second"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number over seeds."""
-
-    mean: float
-    std: float | None  # sample standard deviation (ddof 1), from two seeds on
-    values: Mapping[int, float]  # by seed; empty if the seeds of an average differ
-    count: int  # seeds behind the number
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method, or a method with one of several sets of hyper-parameters."""
-
-    method: str
-    label: str
-    hyperparameters: Mapping[str, Any]
-    cells: Mapping[str, Cell]  # by setting
-    average: Cell | None  # over the scored settings, if the row has all of them
-    ranks: Mapping[str, float]  # by setting, among the rows that have all scored settings
-    rank: float | None  # the mean of these
-    changed: Mapping[str, Any] | None  # hyper-parameters not as the preset has them; None: not said
-    cost: RowCost
-    version: int = 1  # of the method
-    codes: int = 0  # different codes of the method that have made its runs, as far as it is known
-
-    @property
-    def seeds(self) -> int:
-        """The seeds behind Avg and rank: the fewest of the scored cells."""
-        return self.average.count if self.average else 0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """All rows of one protocol."""
+    """All rows of one protocol, with the numbers of one metric."""
 
     protocol: Protocol
     metric: str
-    settings: Sequence[str]
-    scored: Sequence[str]
     rows: Sequence[Row]
-    scenarios: Mapping[str, Mapping[int, str]]  # fingerprints by setting and seed
-    imported: Mapping[str, int]  # runs by the file they came from
-    alarms: Sequence[str] = ()  # rows whose runs were made by different code
+    left_out: Sequence[str] = ()  # runs that are not counted, because a later one has other numbers
+    row_notes: Sequence[str] = ()  # why a method has several rows
 
-    @property
+    def of(self, metric: str) -> Table:
+        """Return the same runs with the numbers of another metric, without the rows that have none."""
+        return dataclasses.replace(self, metric=metric, rows=_numbered(self.rows, ALL_METRICS[metric]))
+
+    @cached_property
+    def settings(self) -> list[str]:
+        """The columns."""
+        return sorted({name for row in self.rows for name in row.cells}, key=setting_key)
+
+    @cached_property
+    def scored(self) -> list[str]:
+        """The settings that Avg and rank are over."""
+        return scored(row.cells for row in self.rows)
+
+    @cached_property
     def seeds(self) -> int:
         """The most seeds of a cell."""
         return max(cell.count for row in self.rows for cell in row.cells.values())
 
-    @property
+    @cached_property
     def seed_sets(self) -> list[tuple[int, ...]]:
         """The seeds of the cells that have the most; more than one set is worth a warning."""
         cells = [cell for row in self.rows for cell in row.cells.values() if cell.count == self.seeds]
-        return sorted({tuple(sorted(cell.values)) for cell in cells})
+        return sorted({tuple(cell.values) for cell in cells})
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """All runs."""
+        return [record for row in self.rows for record in row.records]
+
+    @property
+    def scenarios(self) -> dict[str, dict[int, str]]:
+        """Fingerprints by setting and seed."""
+        fingerprints: dict[str, dict[int, str]] = {setting: {} for setting in self.settings}
+        for record in self.records:
+            if record.config.setting in fingerprints:
+                fingerprints[record.config.setting][record.config.seed] = record.scenario.fingerprint
+        return fingerprints
+
+    @property
+    def imported(self) -> Counter[str]:
+        """Runs by the file that they were imported from."""
+        return Counter(file for record in self.records if (file := record.imported_from))
+
+    @cached_property
+    def alarms(self) -> list[str]:
+        """A warning for each row whose runs were made by different code of the method."""
+        return [alarm for row in self.rows if (alarm := row.alarm(self.protocol))]
+
+    @property
+    def left_out_warnings(self) -> list[str]:
+        """A warning that names the runs that were left out, if there are any."""
+        reason = "left out, because the same run is there with other numbers"
+        return [f"{reason}: {'; '.join(self.left_out)}"] if self.left_out else []
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about runs that were left out, methods with several rows, and different code."""
+        texts = (*self.left_out_warnings, *self.row_notes, *self.alarms)
+        return [f"{self.protocol.title}: {text}" for text in texts]
 
 
-def make_table(group: Group, metric: str) -> Table:
-    """The table of the runs of a group that have the metric; a row of which none has it is left out."""
-    by = METRICS[metric]
-    having = [(runs, row) for runs in group.rows if (row := _cells(runs, by))]
-    cells = [row for _, row in having]
-    settings = sorted({name for row in cells for name in row}, key=setting_key)
-    over = scored(cells)
-    averages = [_average(row, over) for row in cells]
-    ranks = _ranks(cells, over, by)
-    rows = [
-        Row(
-            runs.method,
-            runs.label,
-            runs.hyperparameters,
-            row,
-            average,
-            places,
-            _mean_rank(places),
-            runs.changed,
-            row_cost(run for seeds in runs.cells.values() for run in seeds.values()),
-            runs.version,
-            runs.codes,
-        )
-        for (runs, row), average, places in zip(having, averages, ranks, strict=True)
+def make_tables(records: Iterable[RunRecord], metric: str = METRICS[0]) -> list[Table]:
+    """Group finished runs into tables; a table without a run that has the metric is left out."""
+    tables = []
+    for protocol, comparable in by_protocol(records):
+        rows, left_out, notes = make_rows(comparable)
+        tables.append(Table(protocol, metric, rows, left_out, notes).of(metric))
+    return [table for table in tables if table.rows]
+
+
+def apart_warnings(tables: Sequence[Table]) -> list[str]:
+    """Say which tables of one data set and partition are separate, and why."""
+    places: dict[str, list[Table]] = defaultdict(list)
+    for table in tables:
+        places[table.protocol.place].append(table)
+    warnings = []
+    for place, apart in places.items():
+        if len(apart) > 1:
+            reasons = " and ".join(reasons_apart([table.protocol for table in apart]))
+            names = " | ".join(f"{table.protocol.name} ({len(table.records)} runs)" for table in apart)
+            warnings.append(f"{place}: {len(apart)} tables, because {reasons} differ: {names}")
+    return warnings
+
+
+# -- numbers -----------------------------------------------------------------------------------------
+def _numbered(rows: Sequence[Row], metric: Metric) -> list[Row]:
+    """Return the rows that have the metric, with their cells, averages and ranks."""
+    numbered = [(row, cells) for row in rows if (cells := _cells(row, metric))]
+    over = scored(cells for _, cells in numbered)
+    ranks = _ranks([cells for _, cells in numbered], over, metric)
+    return [
+        dataclasses.replace(row, cells=cells, average=_average(cells, over), ranks=own_ranks)
+        for (row, cells), own_ranks in zip(numbered, ranks, strict=True)
     ]
-    scenarios: dict[str, dict[int, str]] = {setting: {} for setting in settings}
-    for run in group.runs:
-        if run.setting in scenarios:
-            scenarios[run.setting][run.seed] = run.fingerprint
-    imported = Counter(run.imported for run in group.runs if run.imported)
-    alarms = [told for runs in group.rows if (told := runs.alarm(group.protocol))]
-    return Table(group.protocol, metric, settings, over, rows, scenarios, imported, alarms)
 
 
-def over_seeds(values: Mapping[int, float]) -> Cell:
-    """Mean and sample standard deviation over seeds."""
-    numbers = list(values.values())
-    std = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return Cell(statistics.fmean(numbers), std, dict(sorted(values.items())), len(numbers))
-
-
-def _cells(runs: MethodRuns, metric: Metric) -> dict[str, Cell]:
-    found = {}
-    for setting, seeds in runs.cells.items():
-        values = {seed: value for seed, run in seeds.items() if (value := metric.of(run)) is not None}
+def _cells(row: Row, metric: Metric) -> dict[str, Cell]:
+    cells = {}
+    for setting, seeds in row.runs.items():
+        values = {seed: value for seed, record in seeds.items() if (value := metric.of(record)) is not None}
         if values:
-            found[setting] = over_seeds(values)
-    return found
+            cells[setting] = over_seeds(values)
+    return cells
 
 
 def _average(cells: Mapping[str, Cell], over: Sequence[str]) -> Cell | None:
     """The mean over settings; its deviation is that of the per-seed means, if all have the same seeds."""
     if not all(name in cells for name in over):
         return None
-    chosen = [cells[name] for name in over]
-    if len({tuple(cell.values) for cell in chosen}) == 1:
-        seeds = chosen[0].values
-        return over_seeds({seed: statistics.fmean(cell.values[seed] for cell in chosen) for seed in seeds})
-    return Cell(statistics.fmean(c.mean for c in chosen), None, {}, min(c.count for c in chosen))
+    scored_cells = [cells[name] for name in over]
+    if len({tuple(cell.values) for cell in scored_cells}) == 1:
+        seeds = scored_cells[0].values
+        return over_seeds({s: statistics.fmean(cell.values[s] for cell in scored_cells) for s in seeds})
+    mean, fewest = statistics.fmean(c.mean for c in scored_cells), min(c.count for c in scored_cells)
+    return Cell(mean, None, {}, fewest)
 
 
 def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metric) -> list[dict[str, float]]:
@@ -144,19 +156,16 @@ def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metr
     return ranks
 
 
-def _mean_rank(ranks: Mapping[str, float]) -> float | None:
-    return statistics.fmean(ranks.values()) if ranks else None
-
-
 def rank_column(means: Sequence[float], digits: int = 2) -> list[float]:
-    """1 for the highest; numbers that print equal share the mean of their places."""
+    """Rank numbers, 1 for the highest; numbers that print equal share the mean of their places."""
     shown = [round(mean, digits) for mean in means]
     return [1 + sum(o > m for o in shown) + (shown.count(m) - 1) / 2 for m in shown]
 
 
-def marks(table: Table) -> list[dict[str, str]]:
-    """BEST and SECOND in each row, by column: the settings, Avg and rank."""
-    metric = METRICS[table.metric]
+# -- best and second ---------------------------------------------------------------------------------
+def mark_table(table: Table) -> list[dict[str, str]]:
+    """Return BEST, SECOND or nothing for each row, by column: the settings, Avg and rank."""
+    metric = ALL_METRICS[table.metric]
     cells = [{**row.cells, "Avg": row.average} for row in table.rows]
     columns: dict[str, list[tuple[float, int] | None]] = {
         name: [(metric.sign * cell.mean, cell.count) if (cell := row.get(name)) else None for row in cells]
@@ -171,9 +180,9 @@ def marks(table: Table) -> list[dict[str, str]]:
 
 
 def mark_column(numbers: Sequence[tuple[float, int] | None], digits: int = 2) -> list[str]:
-    """BEST for the highest, SECOND for the next, of numbers with their counts of seeds.
+    """Mark the highest number as BEST and the next as SECOND; numbers come with their counts of seeds.
 
-    Only those over the most seeds compete; if that is one number, nothing is marked.
+    Only numbers over the most seeds compete; if there is only one of those, nothing is marked.
     """
     most = max((number[1] for number in numbers if number), default=0)
     shown = [round(number[0], digits) if number and number[1] == most else None for number in numbers]

@@ -1,4 +1,4 @@
-"""The table of networks; torch is loaded only when one is built."""
+"""The table of networks; torch is imported only when a network is built."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ NORMS = ("batch", "group")
 class ModelKind:
     """A network by name, without its head.
 
-    `build(channels, norm)` gives a module that turns images [B, channels, H, W] into features [B, D] and
-    says D in its attribute `feature_size`. An attribute `head_class` names another class for the head than
-    nn.Linear, made like it from D and the number of classes.
+    `build(channels, norm)` returns a module that turns images [B, channels, H, W] into features [B, D], and
+    has D in its attribute `feature_size`. Its optional attribute `head_class` is the class of the head in
+    place of nn.Linear, with the same arguments: D and the number of classes.
     """
 
     name: str  # lower-case words joined by dashes
     help: str  # with the number of weights
     build: Callable[[int, str], nn.Module]
-    pretrained: Callable[[], nn.Module] | None = (
-        None  # the same with ImageNet weights, for colour and "batch"
-    )
+    # Returns the same module with ImageNet weights, for colour images and the norm "batch".
+    pretrained: Callable[[], nn.Module] | None = None
 
 
 def check_model(entry: object) -> None:
-    """Refuse an entry that could not be built."""
+    """Raise an error for an entry that could not be built."""
     check_entry(ModelKind, entry)
     assert isinstance(entry, ModelKind)
     if not callable(entry.build):
@@ -61,7 +60,7 @@ MODELS: Registry[ModelKind] = Registry(
         ),
         ModelKind(
             "tiny-cnn-quarter",
-            "tiny-cnn with a stride of 4 in the stem: 32×32 images for the work of 8×8, 95 thousand weights",
+            "tiny-cnn with a stride of 4 in the stem: 32×32 images at the cost of 8×8, 95 thousand weights",
             lambda channels, norm: _backbones().tiny_cnn(channels, norm, stride=4),
         ),
         ModelKind(
@@ -71,17 +70,17 @@ MODELS: Registry[ModelKind] = Registry(
         ),
         ModelKind(
             "resnet8",
-            "CIFAR ResNet with one block a stage, 75 thousand weights",
+            "CIFAR ResNet with one block per stage, 75 thousand weights",
             lambda channels, norm: _backbones().thin_resnet(8, channels, norm),
         ),
         ModelKind(
             "resnet8-half",
-            "resnet8 with a stride of 2 in the stem, so a quarter of its work, 75 thousand weights",
+            "resnet8 with a stride of 2 in the stem: a quarter of the cost, 75 thousand weights",
             lambda channels, norm: _backbones().thin_resnet(8, channels, norm, stride=2),
         ),
         ModelKind(
             "resnet20",
-            "CIFAR ResNet of He et al. with three blocks a stage, 0.27 million weights",
+            "CIFAR ResNet of He et al. with three blocks per stage, 0.27 million weights",
             lambda channels, norm: _backbones().thin_resnet(20, channels, norm),
         ),
         ModelKind(
@@ -91,7 +90,7 @@ MODELS: Registry[ModelKind] = Registry(
         ),
         ModelKind(
             "resnet18-projection",
-            "resnet18, then a normalised linear layer, as FedGR's authors have it, 11.4 million weights",
+            "resnet18 and a normalised linear layer, as in the code of FedGR's authors, 11.4 million weights",
             lambda channels, norm: _backbones().projected_resnet18(channels, norm),
         ),
         ModelKind(
@@ -110,15 +109,15 @@ MODELS: Registry[ModelKind] = Registry(
 
 
 def find_model(name: str, norm: str = "batch", pretrained: bool = False) -> ModelKind:
-    """The entry of a network that can be had like this, or an error that says what is allowed."""
+    """Return the entry of a network, or raise an error if norm or pretraining are not possible."""
     kind = MODELS.find(name)
     if norm not in NORMS:
         raise unknown("norm", norm, NORMS)
     if pretrained and (kind.pretrained is None or norm != "batch"):
-        have = ", ".join(each.name for each in MODELS.complete().values() if each.pretrained)
-        asked = name if norm == "batch" else f"{name} with the norm {norm!r}"
+        pretrained_names = ", ".join(each.name for each in MODELS.complete().values() if each.pretrained)
+        network = name if norm == "batch" else f"{name} with the norm {norm!r}"
         raise BadInput(
-            f"{asked} has no ImageNet weights; ImageNet weights are there for --model {have} --norm batch"
+            f"{network} has no ImageNet weights; they exist for --model {pretrained_names} --norm batch"
         )
     return kind
 
@@ -126,10 +125,10 @@ def find_model(name: str, norm: str = "batch", pretrained: bool = False) -> Mode
 def make_network(
     name: str, *, channels: int, classes: int, norm: str = "batch", pretrained: bool = False
 ) -> Network:
-    """Build a network, its initial weights drawn from torch's global generator.
+    """Build a network with initial weights from torch's global generator.
 
     Args:
-        name: one of MODELS.
+        name: a name in MODELS.
         channels: of the images.
         classes: outputs of the head.
         norm: "batch" or "group".

@@ -1,4 +1,4 @@
-"""The backbones of the networks."""
+"""The backbones of the built-in networks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size up to its stride; no bias, as a normalisation follows."""
+    """Return a convolution that divides the size by its stride; no bias, because a normalisation follows."""
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
 
 
 def normalisation(norm: str, channels: int) -> nn.Module:
-    """BatchNorm, or GroupNorm with groups of at least four channels and at most 32 groups."""
+    """Return BatchNorm, or GroupNorm with at most 32 groups of at least four channels."""
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm == "group":
@@ -30,7 +30,7 @@ def normalisation(norm: str, channels: int) -> nn.Module:
 
 
 def initialised(module: Module) -> Module:
-    """The module with the weights of all convolutions drawn as He et al. (2015) do, by their fan-out."""
+    """Draw the weights of all convolutions as in He et al. (2015), by their fan-out."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
@@ -38,15 +38,15 @@ def initialised(module: Module) -> Module:
 
 
 class TinyCNN(nn.Module):
-    """Three convolutions, each with normalisation and ReLU, and the mean over all places.
+    """Three convolutions, each with normalisation and ReLU, and the mean over all positions.
 
-    With a width of 16 it separates the losses of right and wrong labels so badly that no sieve works.
+    With a width of 16, the losses of right and wrong labels overlap so much that no sieve works.
     """
 
     def __init__(self, channels: int, norm: str, width: int = 32, stride: int = 1) -> None:
         super().__init__()
         self.feature_size = 4 * width
-        stem = max(3, stride + 1)  # sees every pixel
+        stem = max(3, stride + 1)  # covers every pixel
         layers: list[nn.Module] = []
         for layer in (
             convolution(channels, width, stem, stride),
@@ -57,12 +57,13 @@ class TinyCNN(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features [B, 4·width] of images of any size."""
-        return self.layers(x).mean((2, 3))
+        """Return the features [B, 4·width] of images of any size."""
+        maps: Tensor = self.layers(x)  # [B, 4·width, H', W']
+        return maps.mean((2, 3))
 
 
 class PaddedShortcut(nn.Module):
-    """The identity where the block halves the size and adds channels, without weights."""
+    """The shortcut of a block that halves the size and adds channels, without weights."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -71,12 +72,12 @@ class PaddedShortcut(nn.Module):
         self.after = outputs - inputs - self.before
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every `stride`-th pixel, with zero channels on both sides."""
+        """Return every `stride`-th pixel, with zero channels on both sides."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions around which the input is led."""
+    """A residual block of two 3×3 convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str, projection: bool) -> None:
         super().__init__()
@@ -93,13 +94,13 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rectified sum of the two ways."""
+        """Return the rectified sum of the convolutions and the shortcut."""
         inner = F.relu(self.first_norm(self.first(x)), inplace=True)
         return F.relu(self.second_norm(self.second(inner)).add_(self.shortcut(x)), inplace=True)
 
 
 class ResNet(nn.Module):
-    """A 3×3 stem, stages of residual blocks that halve the size, and the mean over all places."""
+    """A 3×3 stem, stages of residual blocks that halve the size, and the mean over all positions."""
 
     def __init__(
         self,
@@ -125,20 +126,21 @@ class ResNet(nn.Module):
         self.feature_size = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of images of any size."""
-        return self.blocks(self.stem(x)).mean((2, 3))
+        """Return the features of images of any size."""
+        maps: Tensor = self.blocks(self.stem(x))  # [B, D, H', W']
+        return maps.mean((2, 3))
 
 
 class RectifiedHead(nn.Linear):
-    """A linear head that sees only what is positive of the features."""
+    """A linear head after a ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of features."""
+        """Return the logits of features."""
         return super().forward(x.relu())
 
 
 class Projected(nn.Module):
-    """A backbone and a normalised linear layer, whose outputs, of either sign, are the features."""
+    """A backbone and a normalised linear layer, whose outputs of both signs are the features."""
 
     head_class = RectifiedHead
 
@@ -146,40 +148,41 @@ class Projected(nn.Module):
         super().__init__()
         self.backbone, self.feature_size = backbone, backbone.feature_size
         self.linear = nn.Linear(self.feature_size, self.feature_size, bias=False)
-        # BatchNorm of images would refuse features, which have no height and width.
+        # BatchNorm2d does not accept features, which have no height and width.
         self.norm = (
             nn.BatchNorm1d(self.feature_size) if norm == "batch" else normalisation(norm, self.feature_size)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of images."""
-        return self.norm(self.linear(self.backbone(x)))
+        """Return the features of images."""
+        features: Tensor = self.norm(self.linear(self.backbone(x)))
+        return features
 
 
 def tiny_cnn(channels: int, norm: str, width: int = 32, stride: int = 1) -> TinyCNN:
-    """The smallest network; `stride` is that of its first convolution."""
+    """Build the smallest network; `stride` is the stride of its first convolution."""
     return initialised(TinyCNN(channels, norm, width, stride))
 
 
 def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet:
-    """The network of 6n + 2 layers, n blocks a stage; `stride` is that of the stem."""
+    """Build a ResNet of 6n + 2 layers, n blocks per stage; `stride` is the stride of the stem."""
     blocks = [(depth - 2) // 6] * 3
     return initialised(ResNet(channels, (16, 32, 64), blocks, norm, projection=False, stride=stride))
 
 
 def wide_resnet(blocks: Sequence[int], channels: int, norm: str) -> ResNet:
-    """The network of 64 to 512 channels with these blocks a stage."""
+    """Build a ResNet of 64 to 512 channels; `blocks` has the number of blocks of each stage."""
     return initialised(ResNet(channels, (64, 128, 256, 512), blocks, norm, projection=True))
 
 
 def projected_resnet18(channels: int, norm: str) -> Projected:
-    """ResNet-18 with a normalised linear layer before its head, as in the authors' code of FedGR."""
+    """Build ResNet-18 with a normalised linear layer before its head, as in the code of FedGR's authors."""
     return Projected(wide_resnet((2, 2, 2, 2), channels, norm), norm)
 
 
-def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None) -> nn.Module:
-    """torchvision's ResNet-50 without its head, its weights as torchvision draws them, or these."""
-    from torchvision.models import resnet50  # seconds to import, so only when asked for
+def resnet50(channels: int, norm: str, weights: dict[str, Tensor] | None = None) -> nn.Module:
+    """Build torchvision's ResNet-50 without its head, with its initial weights or the given weights."""
+    from torchvision.models import resnet50  # here, because the import takes seconds
 
     backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
     if channels != 3:
@@ -188,22 +191,24 @@ def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None)
         backbone.load_state_dict(weights)
     backbone.fc = nn.Identity()
     backbone.feature_size = 2048
-    return backbone
+    network: nn.Module = backbone
+    return network
 
 
 def pretrained_resnet50() -> nn.Module:
-    """ResNet-50 with torchvision's first ImageNet weights."""
+    """Build ResNet-50 with torchvision's first ImageNet weights (IMAGENET1K_V1)."""
     return resnet50(3, "batch", _imagenet_weights())
 
 
-def _imagenet_weights() -> dict[str, object]:
+def _imagenet_weights() -> dict[str, Tensor]:
     from torchvision.models import ResNet50_Weights
 
-    weights = ResNet50_Weights.IMAGENET1K_V1
+    published = ResNet50_Weights.IMAGENET1K_V1
     try:
-        return weights.get_state_dict(progress=False, check_hash=True)
+        weights: dict[str, Tensor] = published.get_state_dict(progress=False, check_hash=True)
+        return weights
     except (OSError, RuntimeError) as error:
         raise MissingData(
-            f"the ImageNet weights of resnet50 could not be fetched ({error}); "
-            f"put {weights.url} into torch's cache folder (TORCH_HOME) or train without them"
+            f"the ImageNet weights of resnet50 could not be downloaded ({error}); "
+            f"put {published.url} into torch's cache folder (TORCH_HOME) or train without them"
         ) from None

@@ -7,7 +7,7 @@ from flnl_bench.plots.scenarios import partition, transitions
 from flnl_bench.plots.style import Figure, check_file, look_of, save
 from flnl_bench.plots.summaries import ablation, cost, grid
 
-KINDS = {
+PLOTS = {  # by the name of the kind
     draw.__name__: draw
     for draw in (
         *(partition, transitions, curves, memorization, sieve),
@@ -15,4 +15,4 @@ KINDS = {
     )
 }
 
-__all__ = ["KINDS", "Figure", "check_file", "look_of", "observed_memorization", "pair", "save", *KINDS]
+__all__ = ["PLOTS", "Figure", "check_file", "look_of", "observed_memorization", "pair", "save", *PLOTS]

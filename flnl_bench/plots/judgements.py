@@ -1,16 +1,15 @@
-"""What methods thought of labels and clients at the end, against the truth."""
+"""The methods' beliefs about labels and clients at the end of runs, against the truth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.comparability import MethodRuns
-from flnl_bench.leaderboards.runs import FinishedRun
-from flnl_bench.plots.source import Cell, Filters, beliefs_of, cells_of, runs_of, titles_of
+from flnl_bench.leaderboards.rows import Row
+from flnl_bench.plots.source import Filters, Panel, beliefs_of, panels_of, runs_of, titles_of
 from flnl_bench.plots.style import (
     CLEAN,
     NEUTRAL,
@@ -23,11 +22,13 @@ from flnl_bench.plots.style import (
     look_of,
     plain,
 )
+from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
 
 if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
 
 BINS = 40
+Numbers = np.ndarray[Any, Any]
 
 
 # -- the losses of a sieve ---------------------------------------------------------------------------
@@ -38,39 +39,40 @@ class Component(NamedTuple):
     std: float
     share: float
 
-    def density(self, x: np.ndarray) -> np.ndarray:
-        """Its part of the mixture's density."""
+    def density(self, x: Numbers) -> Numbers:
+        """Return its part of the mixture's density."""
         z = (x - self.mean) / self.std
-        return self.share * np.exp(-(z**2) / 2) / (self.std * np.sqrt(2 * np.pi))
+        values: Numbers = self.share * np.exp(-(z**2) / 2) / (self.std * np.sqrt(2 * np.pi))
+        return values
 
 
 @in_style
 def sieve(source: Source, **filters: Unpack[Filters]) -> Figure:
-    """Histogram of the losses of a sieve with the true split and the mixture behind it, a panel a run.
+    """Draw a histogram of the losses of a sieve with the true split and the mixture, a panel per run.
 
     The mixture has the shares, means and variances that the method's clean probabilities give the losses;
     where a method keeps no probabilities, two Gaussians are fitted to all losses.
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     runs = runs_of(source, filters)
-    found = [
-        (cell, row, run)
-        for cell in cells_of(runs)
-        for row in cell.rows
-        for run in cell.runs(row)
-        if beliefs_of(run, "losses")
+    drawable = [
+        (panel, row, record)
+        for panel in panels_of(runs)
+        for row in panel.rows
+        for record in panel.runs(row)
+        if beliefs_of(record, "losses")
     ]
-    if not found:
+    if not drawable:
         raise BadInput(_nothing(runs, "the losses of a sieve"))
-    figure, axes = canvas(len(found))
-    parts = [(*cell.parts, row.label, f"seed {run.seed}") for cell, row, run in found]
+    figure, axes = canvas(len(drawable))
+    parts = [(*panel.parts, row.label, f"seed {record.config.seed}") for panel, row, record in drawable]
     common, titles = titles_of(parts)
     drawn: dict[str, Any] = {}
-    for axis, (_, _, run), title in zip(axes, found, titles, strict=True):
-        drawn |= _histogram(axis, run)
+    for axis, (_, _, record), title in zip(axes, drawable, titles, strict=True):
+        drawn |= _histogram(axis, record)
         axis.set(title=plain(title, 60), xlabel="loss")
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel("density")
@@ -79,24 +81,24 @@ def sieve(source: Source, **filters: Unpack[Filters]) -> Figure:
     return figure
 
 
-def _histogram(axis: Any, run: FinishedRun) -> dict[str, Any]:
-    """The drawn parts by their names in the legend."""
-    arrays = beliefs_of(run, "losses", "given")
+def _histogram(axis: Any, record: RunRecord) -> dict[str, Any]:
+    """Draw one run, and return the drawn parts by their names in the legend."""
+    arrays = beliefs_of(record, "losses", "given")
     assert arrays is not None
     losses, known = arrays["losses"], np.isfinite(arrays["losses"])
-    truth = beliefs_of(run, "true")
+    truth = beliefs_of(record, "true")
     wrong = truth["true"] != arrays["given"] if truth else None
     kinds = {"samples": (known, NEUTRAL)}
     if wrong is not None:
         kinds = {"right labels": (known & ~wrong, CLEAN), "wrong labels": (known & wrong, WRONG)}
     edges = np.histogram_bin_edges(losses[known], BINS)
     unit = known.sum() * np.diff(edges)
-    heights = {name: np.histogram(losses[those], edges)[0] / unit for name, (those, _) in kinds.items()}
+    heights = {name: np.histogram(losses[subset], edges)[0] / unit for name, (subset, _) in kinds.items()}
     drawn = {
         name: axis.stairs(heights[name], edges, fill=True, alpha=0.5, color=colour, label=name)
         for name, (_, colour) in kinds.items()
     }
-    posterior = beliefs_of(run, "clean_probability")
+    posterior = beliefs_of(record, "clean_probability")
     parts = mixture_of(losses[known], posterior["clean_probability"][known] if posterior else None)
     x = np.linspace(edges[0], edges[-1], 300)
     for name, part, dash, colour in zip(
@@ -108,8 +110,8 @@ def _histogram(axis: Any, run: FinishedRun) -> dict[str, Any]:
     return drawn
 
 
-def mixture_of(losses: np.ndarray, posterior: np.ndarray | None) -> list[Component]:
-    """The two components that posteriors of the first give the losses; none where they are one group."""
+def mixture_of(losses: Numbers, posterior: Numbers | None) -> list[Component]:
+    """Return the two components by the posteriors of the first; none where the losses are one group."""
     if posterior is None:
         from flnl_bench.numerics import loss_mixture  # loads torch and scikit-learn
 
@@ -129,30 +131,31 @@ def mixture_of(losses: np.ndarray, posterior: np.ndarray | None) -> list[Compone
 # -- clients -----------------------------------------------------------------------------------------
 @in_style
 def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
-    """Estimated against true noise ratios of clients, a panel for each cell; r is Pearson's correlation.
+    """Draw estimated against true noise ratios of clients, a panel per cell; r is Pearson's correlation.
 
     Seeds are drawn together, and r is of all points of a method.
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     from flnl_bench.results.diagnostics import correlation
 
-    def ratios(run: FinishedRun) -> np.ndarray:
-        arrays = beliefs_of(run, "realised_ratio", "estimated_ratio")
+    def ratios(record: RunRecord) -> Numbers:
+        arrays = beliefs_of(record, "realised_ratio", "estimated_ratio")
         pairs = np.stack([*arrays.values()], 1) if arrays else np.empty((0, 2))
-        return pairs[np.isfinite(pairs).all(1)]
+        known: Numbers = pairs[np.isfinite(pairs).all(1)]
+        return known
 
-    found = _by_cell(runs_of(source, filters), ratios, "an estimate of the noise ratio of its clients")
-    figure, axes = canvas(len(found), size=(3.1, 3.3))
-    common, titles = titles_of([cell.parts for cell, _ in found])
-    for axis, (_, rows), title in zip(axes, found, titles, strict=True):
+    values = _by_panel(runs_of(source, filters), ratios, "an estimate of the noise ratio of its clients")
+    figure, axes = canvas(len(values), size=(3.1, 3.3))
+    common, titles = titles_of([panel.parts for panel, _ in values])
+    for axis, (_, rows), title in zip(axes, values, titles, strict=True):
         axis.axline((0, 0), slope=1, color=NEUTRAL, linewidth=0.8, linestyle=":")
         for row, points in rows:
             look, r = look_of(row.label), correlation(points[:, 1], points[:, 0])
-            told = "undefined" if r is None else f"{r:.2f}"
-            name = f"{plain(row.label, 28)}, r = {told}"
+            shown = "undefined" if r is None else f"{r:.2f}"
+            name = f"{plain(row.label, 28)}, r = {shown}"
             axis.scatter(*points.T, color=look.colour, marker=look.marker, s=16, alpha=0.75, label=name)
         axis.set(title=plain(title, 60), xlabel="true noise ratio", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
         axis.set_aspect("equal")
@@ -166,18 +169,18 @@ def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
 
 @in_style
 def fscore(source: Source, **filters: Unpack[Filters]) -> Figure:
-    """How the F-scores of the clean/noisy split spread over clients, by method, a panel for each cell.
+    """Draw the F-scores of the clean/noisy split over clients, by method, a panel per cell.
 
-    "Clean" is the class to be found; clients that a method judged count once for each seed.
+    "Clean" is the class to be found; clients that a method judged count once per seed.
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    found = _by_cell(runs_of(source, filters), client_scores, "a split into clean and noisy samples")
-    figure, axes = canvas(len(found), sharey=True, size=(3.1, 2.9))
-    common, titles = titles_of([cell.parts for cell, _ in found])
-    for axis, (_, rows), title in zip(axes, found, titles, strict=True):
+    values = _by_panel(runs_of(source, filters), client_scores, "a split into clean and noisy samples")
+    figure, axes = canvas(len(values), sharey=True, size=(3.1, 2.9))
+    common, titles = titles_of([panel.parts for panel, _ in values])
+    for axis, (_, rows), title in zip(axes, values, titles, strict=True):
         for place, (row, scores) in enumerate(rows, 1):
             _box(axis, place, row.label, scores)
         axis.set_xticks(range(1, len(rows) + 1), [plain(row.label, 24) for row, _ in rows])
@@ -192,24 +195,24 @@ def fscore(source: Source, **filters: Unpack[Filters]) -> Figure:
     return figure
 
 
-def client_scores(run: FinishedRun) -> np.ndarray:
-    """The F-score of the split of each client that was judged."""
+def client_scores(record: RunRecord) -> Numbers:
+    """Return the F-score of the split of each client that was judged."""
     from flnl_bench.results.diagnostics import sieve_scores
 
-    arrays = beliefs_of(run, "client", "given", "true", "clean")
+    arrays = beliefs_of(record, "client", "given", "true", "clean")
     if arrays is None:
         return np.empty(0)
     judged, wrong = arrays["clean"] >= 0, arrays["given"] != arrays["true"]
     return np.array(
         [
-            sieve_scores(arrays["clean"][those] == 1, wrong[those])["f_score"]
+            sieve_scores(arrays["clean"][own] == 1, wrong[own])["f_score"]
             for k in np.unique(arrays["client"][judged])
-            if (those := judged & (arrays["client"] == k)).any()
+            if (own := judged & (arrays["client"] == k)).any()
         ]
     )
 
 
-def _box(axis: Any, place: int, label: str, scores: np.ndarray) -> None:
+def _box(axis: Any, place: int, label: str, scores: Numbers) -> None:
     look = look_of(label)
     axis.boxplot(
         scores,
@@ -219,28 +222,29 @@ def _box(axis: Any, place: int, label: str, scores: np.ndarray) -> None:
         medianprops={"color": look.colour, "linewidth": 2},
         manage_ticks=False,
     )
-    # Side by side by their order, not at random: the same picture for the same runs.
+    # Next to each other in their order, not at random: the same picture for the same runs.
     spread = place + np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else [place]
     axis.scatter(spread, scores, color=look.colour, marker=look.marker, s=10, alpha=0.6, label=plain(label))
 
 
-def _by_cell(
-    runs: Sequence[FinishedRun], values_of: Any, what: str
-) -> list[tuple[Cell, list[tuple[MethodRuns, np.ndarray]]]]:
-    """The values of each method in each cell, over its seeds; without methods and cells that have none."""
-    found = []
-    for cell in cells_of(runs):
-        rows = [(row, np.concatenate([values_of(run) for run in cell.runs(row)])) for row in cell.rows]
-        rows = [(row, values) for row, values in rows if len(values)]
-        if rows:
-            found.append((cell, rows))
-    if not found:
+def _by_panel(
+    runs: Sequence[RunRecord], values_of: Callable[[RunRecord], Numbers], what: str
+) -> list[tuple[Panel, list[tuple[Row, Numbers]]]]:
+    """Return the values of each row in each panel, over its seeds, without rows and panels that have none."""
+    panels = []
+    for panel in panels_of(runs):
+        rows = [
+            (row, np.concatenate([values_of(record) for record in panel.runs(row)])) for row in panel.rows
+        ]
+        if rows := [(row, values) for row, values in rows if len(values)]:
+            panels.append((panel, rows))
+    if not panels:
         raise BadInput(_nothing(runs, what))
-    return found
+    return panels
 
 
-def _nothing(runs: Sequence[FinishedRun], what: str) -> str:
-    absent = sum(not (run.path / "beliefs.npz").is_file() for run in runs)
-    methods = ", ".join(sorted({run.method for run in runs}))
-    files = f"; {absent} of {len(runs)} have no beliefs.npz, which imported runs lack" if absent else ""
+def _nothing(runs: Sequence[RunRecord], what: str) -> str:
+    absent = sum(not (record.folder / BELIEFS_FILE).is_file() for record in runs)
+    methods = ", ".join(sorted({record.config.method for record in runs}))
+    files = f"; {absent} of {len(runs)} have no {BELIEFS_FILE}" if absent else ""
     return f"no run of {methods} has recorded {what}{files}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flnl_bench.config import sampled_clients
 from flnl_bench.errors import BadInput
 from flnl_bench.observations.cases import VARIED
 from flnl_bench.plots.rounds import draw_line
@@ -17,22 +18,23 @@ if TYPE_CHECKING:
     from flnl_bench.observations.memorization import Observation
 
 LOOKS = {  # name in the legend, and look
-    "centralised": ("all data at one place", Look(COLOURS[0], "o", "-")),
+    "centralised": ("all data in one place", Look(COLOURS[0], "o", "-")),
     "global": ("global model", Look(COLOURS[9], "p", "-")),
     "local": ("local models (mean, and each client)", Look(COLOURS[6], "^", "--")),
 }
-NUMBERS = {"memorised": "wrong labels\nmemorised (%)", "accuracy": "test accuracy (%)"}
+OBSERVED = {"memorised": "wrong labels\nmemorised (%)", "accuracy": "test accuracy (%)"}
 Rows = Sequence[Mapping[str, Any]]
+Numbers = np.ndarray[Any, Any]
 
 
 @in_style
 def observed_memorization(observation: Observation) -> Figure:
-    """Wrong labels memorised, and test accuracy below, a column for each case; bands are over seeds.
+    """Draw wrong labels memorised, and test accuracy below, a column per case; bands are over seeds.
 
-    Local models are those of the round's clients, each on its own wrong labels.
+    The local models are those of the round's clients, each on its own wrong labels.
 
     Args:
-        observation: what `observe_memorization` returned.
+        observation: the result of `observe_memorization`.
     """
     cases: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in observation.rows:
@@ -45,7 +47,7 @@ def observed_memorization(observation: Observation) -> Figure:
     drawn: dict[str, Any] = {}
     for i, (rows, title) in enumerate(zip(cases.values(), titles, strict=True)):
         block, column = divmod(i, columns)
-        for line, (number, name) in enumerate(NUMBERS.items()):
+        for line, (number, name) in enumerate(OBSERVED.items()):
             axis = axes[(2 * block + line) * columns + column]
             drawn |= _draw(axis, rows, number)
             axis.set(xlabel="round" if line else None, ylim=(0, 102))
@@ -62,19 +64,21 @@ def observed_memorization(observation: Observation) -> Figure:
     return figure
 
 
-def _parts(dataset: str, partition: str, setting: str, clients: int, fraction: float, epochs: int) -> tuple:
+def _parts(
+    dataset: str, partition: str, setting: str, clients: int, fraction: float, epochs: int
+) -> tuple[str, ...]:
     return (
         dataset,
         setting,
         f"{clients} clients",
         partition,
-        f"{fraction:g} a round",
+        f"{sampled_clients(fraction, clients)} per round",
         f"{epochs} local epoch{'s' if epochs > 1 else ''}",
     )
 
 
 def _draw(axis: Any, rows: Rows, number: str) -> dict[str, Any]:
-    """One number of all models; local ones also client by client."""
+    """Draw one number of all models; of local models also client by client."""
     drawn = {}
     for model, (name, look) in LOOKS.items():
         own = [row for row in rows if row["model"] == model and row[number] is not None]
@@ -92,8 +96,8 @@ def _draw_clients(axis: Any, rows: Rows, number: str, look: Look) -> None:
         axis.plot(*zip(*points, strict=True), color=look.colour, linewidth=0.5, alpha=0.3)
 
 
-def _by_seed(rows: Rows, number: str) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Rounds, counted from 1, and the mean over clients in each of them, seed by seed."""
+def _by_seed(rows: Rows, number: str) -> tuple[Numbers, list[Numbers]]:
+    """Return rounds, counted from 1, and the mean over clients in each of them, seed by seed."""
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     rounds = sorted({row["round"] for row in rows})
     means = [

@@ -7,55 +7,56 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from flnl_bench.config import NAMES
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.runs import FinishedRun
-from flnl_bench.plots.source import Cell, Filters, cells_of, rounds_of, runs_of, titles_of
+from flnl_bench.plots.source import Filters, Panel, panels_of, rounds_of, runs_of, titles_of
 from flnl_bench.plots.style import Figure, Look, canvas, head, in_style, legend, look_of, plain
+from flnl_bench.results.run_record import RunRecord
 
 if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
 
-Pick = Callable[[Mapping[str, Any]], float | None]
+Pick = Callable[[Mapping[str, Any]], float | None]  # a number of a round
+Series = np.ndarray[Any, np.dtype[np.float64]]  # a number of every round
 
 
 @in_style
 def curves(source: Source, **filters: Unpack[Filters]) -> Figure:
-    """Test accuracy by round, a panel for each cell: mean over seeds ± standard deviation (ddof 1).
+    """Draw test accuracy by round, a panel per cell: mean over seeds ± standard deviation (ddof 1).
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    cells = cells_of(runs_of(source, filters))
-    return _over_rounds(cells, lambda row: row["accuracy"], "test accuracy (%)")
+    panels = panels_of(runs_of(source, filters))
+    return _over_rounds(panels, _accuracy, "test accuracy (%)")
 
 
 @in_style
 def memorization(source: Source, **filters: Unpack[Filters]) -> Figure:
-    """The share of wrong labels that the global model predicts as labelled, by round, as `curves` does.
+    """Draw the share of wrong labels that the global model predicts, by round, in the form of `curves`.
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    cells = cells_of(runs_of(source, filters))
-    return _over_rounds(cells, _memorised, "wrong labels memorised (%)")
+    panels = panels_of(runs_of(source, filters))
+    return _over_rounds(panels, _memorised, "wrong labels memorised (%)")
 
 
 @in_style
-def pair(a: FinishedRun, b: FinishedRun) -> Figure:
-    """Test accuracy of two runs in one panel, whatever their protocols, called by what differs."""
+def pair(a: RunRecord, b: RunRecord) -> Figure:
+    """Draw test accuracy of two runs of any protocols in one panel, labelled by their differences."""
     runs = (a, b)
-    told = [tuple(str(getattr(run, name)) for name in NAMES) for run in runs]
-    common, labels = titles_of(told)
-    if labels[0] == labels[1]:  # other hyper-parameters, which are in the name of the folder as digits
-        labels = [run.path.name for run in runs]
-    looks = [look_of(a.method), look_of(b.method if b.method != a.method else labels[1])]
+    names = [tuple(str(name) for name in record.config.names.values()) for record in runs]
+    common, labels = titles_of(names)
+    if labels[0] == labels[1]:  # other hyper-parameters, which only the hash in the folder's name covers
+        labels = [record.folder.name for record in runs]
+    methods = [record.config.method for record in runs]
+    looks = [look_of(methods[0]), look_of(methods[1] if methods[0] != methods[1] else labels[1])]
     figure, (axis,) = canvas(1, size=(4.6, 2.7))
     drawn = {
-        label: draw_line(axis, label, [_series(run, lambda row: row["accuracy"])], look=look)
-        for run, label, look in zip(runs, labels, looks, strict=True)
+        label: draw_line(axis, label, [_series(record, _accuracy)], look=look)
+        for record, label, look in zip(runs, labels, looks, strict=True)
     }
     axis.set(xlabel="round", ylabel="test accuracy (%)")
     head(figure, common)
@@ -63,47 +64,53 @@ def pair(a: FinishedRun, b: FinishedRun) -> Figure:
     return figure
 
 
+def _accuracy(row: Mapping[str, Any]) -> float | None:
+    accuracy: float | None = row["accuracy"]
+    return accuracy
+
+
 def _memorised(row: Mapping[str, Any]) -> float | None:
-    return (row.get("diagnostics") or {}).get("memorised")
+    share: float | None = (row.get("diagnostics") or {}).get("memorised")
+    return share
 
 
-def _over_rounds(cells: Sequence[Cell], pick: Pick, name: str) -> Figure:
-    drawn = [
-        (cell, {row.label: [_series(run, pick) for run in cell.runs(row)] for row in cell.rows})
-        for cell in cells
+def _over_rounds(panels: Sequence[Panel], pick: Pick, name: str) -> Figure:
+    series = [
+        (panel, {row.label: [_series(record, pick) for record in panel.runs(row)] for row in panel.rows})
+        for panel in panels
     ]
-    drawn = [(cell, rows) for cell, rows in drawn if np.isfinite(np.concatenate([*rows.values()])).any()]
-    if not drawn:
+    series = [(panel, rows) for panel, rows in series if np.isfinite(np.concatenate([*rows.values()])).any()]
+    if not series:
         raise BadInput(f"none of these runs has a number for {name.removesuffix(' (%)')!r}")
-    figure, axes = canvas(len(drawn), sharex=False, sharey=True)
-    common, titles = titles_of([cell.parts for cell, _ in drawn])
+    figure, axes = canvas(len(series), sharex=False, sharey=True)
+    common, titles = titles_of([panel.parts for panel, _ in series])
     lines: dict[str, Any] = {}
-    for axis, (_, rows), title in zip(axes, drawn, titles, strict=True):
-        for label, series in rows.items():
-            lines[label] = draw_line(axis, label, series)
+    for axis, (_, rows), title in zip(axes, series, titles, strict=True):
+        for label, curves_of_row in rows.items():
+            lines[label] = draw_line(axis, label, curves_of_row)
         axis.set(title=plain(title, 80), xlabel="round")
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel(name)
-    low, high = axes[0].get_ylim()  # that of all panels; a band may leave what a percentage can be
+    low, high = axes[0].get_ylim()  # of all panels; a band may exceed the range of a percentage
     axes[0].set_ylim(max(low, -1), min(high, 101))
     head(figure, common)
     legend(figure, lines)
     return figure
 
 
-def _series(run: FinishedRun, pick: Pick) -> np.ndarray:
-    """A number of every round; not a number where it is not known."""
-    return np.array([np.nan if (value := pick(row)) is None else value for row in rounds_of(run)], float)
+def _series(record: RunRecord, pick: Pick) -> Series:
+    """Return a number of every round; NaN where it is not known."""
+    return np.array([np.nan if (value := pick(row)) is None else value for row in rounds_of(record)], float)
 
 
 def draw_line(
     axis: Any,
     name: str,
-    series: Sequence[np.ndarray],
-    rounds: np.ndarray | None = None,
+    series: Sequence[Series],
+    rounds: np.ndarray[Any, Any] | None = None,
     look: Look | None = None,
 ) -> Any:
-    """The mean of series over rounds, which people count from 1, with a band if there are several."""
+    """Draw the mean of series over rounds, counted from 1, with a band if there are several."""
     values, look = np.stack(series), look or look_of(name)
     x = np.arange(1, values.shape[1] + 1) if rounds is None else rounds
     mean = values.mean(0)

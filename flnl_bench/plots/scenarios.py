@@ -1,4 +1,4 @@
-"""Federations: who holds how many images of which class, and what the noise made of the labels."""
+"""Federations: the images of each client by class, and the effect of the noise on the labels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from flnl_bench.errors import BadInput, require
 from flnl_bench.leaderboards.comparability import setting_key
-from flnl_bench.leaderboards.runs import FinishedRun
 from flnl_bench.plots.source import Filters, beliefs_of, runs_of, titles_of
 from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, legend, plain
+from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
 from flnl_bench.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -23,35 +23,36 @@ if TYPE_CHECKING:
 BUBBLE = 0.21  # inches from client to client and from class to class
 WIDEST, HIGHEST = 12.0, 7.0  # inches of one panel
 NUMBERED = 10  # classes up to which the shares are written into a matrix
+Counts = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What a picture of a scenario shows."""
+    """The contents of a picture of a scenario."""
 
     parts: tuple[str, ...]  # of its name
-    given: np.ndarray  # [K, C], images by given label
+    given: Counts  # [K, C], images by given label
     kinds: Sequence[str]
-    transitions: np.ndarray | None  # [K, C, C], or [K, C + 1, C] with open-set images; None: truth unknown
+    transitions: Counts | None  # [K, C, C], or [K, C + 1, C] with open-set images; None: truth unknown
 
 
 @in_style
 def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
-    """Bubbles, client × class, before and after the noise; the area is the number of images.
+    """Draw bubbles, client × class, before and after the noise; the area is the number of images.
 
-    After it, the inner bubble is the images that bear the label wrongly.
+    After the noise, the inner bubble is the number of images with a wrong label.
 
     Args:
         source: a scenario or its file, or runs: results, a frame, a run, a folder, or several of these.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    found = federations(source, filters)
-    clients, classes = (max(one.given.shape[i] for one in found) for i in (0, 1))
+    drawn_federations = federations(source, filters)
+    clients, classes = (max(federation.given.shape[i] for federation in drawn_federations) for i in (0, 1))
     size = (min(WIDEST, 1.2 + BUBBLE * clients), min(HIGHEST, 0.9 + BUBBLE * classes))
-    views = [(one, *view) for one in found for view in _views(one)]
+    views = [(federation.parts, *view) for federation in drawn_federations for view in _views(federation)]
     columns = 2 if len(views) > 1 and size[0] < 5 else 1
     figure, axes = canvas(len(views), columns=columns, size=size)
-    common, titles = titles_of([(*one.parts, when) for one, when, _, _ in views])
+    common, titles = titles_of([(*parts, when) for parts, when, _, _ in views])
     largest = max(counts.max() for _, _, counts, _ in views)
     area = (72 * min((size[0] - 1.0) / clients, (size[1] - 0.7) / classes)) ** 2 / largest
     for axis, (_, _, counts, wrong), title in zip(axes, views, titles, strict=True):
@@ -68,27 +69,28 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
     return figure
 
 
-def _views(one: Federation) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
-    """Title, counts [K, C] and wrong ones among them, before and after the noise."""
-    if one.transitions is None:
-        return [("given labels", one.given, None)]
-    classes = one.given.shape[1]
-    wrong = one.given - np.einsum("kcc->kc", one.transitions[:, :classes])
-    # Open-set images, in the row behind the classes, bear the label of the image whose place they took.
-    before = one.transitions[:, :classes].sum(2) + one.transitions[:, classes:].sum(1)
+def _views(federation: Federation) -> list[tuple[str, Counts, Counts | None]]:
+    """Return title, counts [K, C] and the wrong ones among them, before and after the noise."""
+    given, transitions = federation.given, federation.transitions
+    if transitions is None:
+        return [("given labels", given, None)]
+    classes = given.shape[1]
+    wrong = given - np.einsum("kcc->kc", transitions[:, :classes])
+    # Open-set images, in the row behind the classes, have the label of the image that they replaced.
+    before = transitions[:, :classes].sum(2) + transitions[:, classes:].sum(1)
     return [
         ("before the noise", before, None),
-        ("after the noise", one.given, wrong if wrong.any() else None),
+        ("after the noise", given, wrong if wrong.any() else None),
     ]
 
 
-def _bubbles(axis: Any, counts: np.ndarray, area: float, colour: str, name: str) -> None:
+def _bubbles(axis: Any, counts: Counts, area: float, colour: str, name: str) -> None:
     client, label = np.nonzero(counts)
     axis.scatter(client, label, s=area * counts[client, label], color=colour, linewidths=0, label=name)
 
 
 def _size_key(figure: Figure, drawn: dict[str, Any], largest: int, area: float) -> None:
-    """A legend with one symbol a colour, and bubbles of known sizes; they are in no panel."""
+    """Draw a legend with one symbol per colour, and bubbles of known sizes."""
     from matplotlib.lines import Line2D
 
     def symbol(colour: Any, size: float) -> Any:
@@ -102,14 +104,14 @@ def _size_key(figure: Figure, drawn: dict[str, Any], largest: int, area: float) 
 
 @in_style
 def transitions(source: Source, client: int | Sequence[int] = (), **filters: Unpack[Filters]) -> Figure:
-    """Which true class (row) became which given one (column), as shares of the row.
+    """Draw which true class (row) became which given class (column), as shares of the row.
 
     Args:
         source: a scenario or its file, or runs: results, a frame, a run, a folder, or several of these.
-        client: the matrix of this client, or of these; else of all together, and of each kind of noise.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        client: the matrix of this client, or of several; else of all clients, and of each kind of noise.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
-    panels = [panel for one in federations(source, filters) for panel in _matrices(one, client)]
+    panels = [panel for federation in federations(source, filters) for panel in _matrices(federation, client)]
     figure, axes = canvas(len(panels), columns=4, size=(2.9, 2.9))
     common, titles = titles_of([parts for parts, _ in panels])
     for axis, (_, counts), title in zip(axes, panels, titles, strict=True):
@@ -127,24 +129,25 @@ def transitions(source: Source, client: int | Sequence[int] = (), **filters: Unp
     return figure
 
 
-def _matrices(one: Federation, chosen: int | Sequence[int]) -> list[tuple[tuple[str, ...], np.ndarray]]:
-    if one.transitions is None:
-        raise BadInput(f"the true labels of {one.parts[0]} are not known, so there are no transitions")
-    clients = len(one.transitions)
+def _matrices(federation: Federation, chosen: int | Sequence[int]) -> list[tuple[tuple[str, ...], Counts]]:
+    """Return the parts of the name and the counts of each matrix."""
+    parts, kinds, counts = federation.parts, federation.kinds, federation.transitions
+    if counts is None:
+        raise BadInput(f"the true labels of {parts[0]} are not known, so there are no transitions")
+    clients = len(counts)
     several = np.atleast_1d(np.asarray(chosen, dtype=int)).tolist()
     for k in several:
         require(0 <= k < clients, "client", k, f"a number from 0 to {clients - 1}")
     if several:
-        return [((*one.parts, f"client {k} ({one.kinds[k]})"), one.transitions[k]) for k in several]
-    kinds = sorted(set(one.kinds))
+        return [((*parts, f"client {k} ({kinds[k]})"), counts[k]) for k in several]
     groups = {f"all {clients} clients": np.arange(clients)}
-    for kind in kinds if len(kinds) > 1 else ():
-        members = np.flatnonzero(np.array(one.kinds) == kind)
+    for kind in sorted(set(kinds)) if len(set(kinds)) > 1 else ():
+        members = np.flatnonzero(np.array(kinds) == kind)
         groups[f"{len(members)} {kind} client{'s' if len(members) > 1 else ''}"] = members
-    return [((*one.parts, name), one.transitions[members].sum(0)) for name, members in groups.items()]
+    return [((*parts, name), counts[members].sum(0)) for name, members in groups.items()]
 
 
-def _write_numbers(axis: Any, shares: np.ndarray) -> None:
+def _write_numbers(axis: Any, shares: Counts) -> None:
     for (row, column), share in np.ndenumerate(shares):
         if share >= 0.005:
             text = "1" if share > 0.995 else f"{share:.2f}"[1:]
@@ -152,9 +155,9 @@ def _write_numbers(axis: Any, shares: np.ndarray) -> None:
             axis.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)
 
 
-# -- where federations come from ---------------------------------------------------------------------
+# -- federations of a source -------------------------------------------------------------------------
 def federations(source: Any, filters: Any) -> list[Federation]:
-    """Each federation of a source once, however many methods were run on it."""
+    """Return each federation of a source once, however many methods were run on it."""
     from flnl_bench.scenario import load_scenario
 
     if isinstance(source, Sequence) and not isinstance(source, str):
@@ -163,31 +166,33 @@ def federations(source: Any, filters: Any) -> list[Federation]:
         source = load_scenario(Path(source))
     if isinstance(source, Scenario):
         return [_of_scenario(source)]
-    order = sorted(runs_of(source, filters), key=lambda run: (*_place(run), run.path), reverse=True)
-    runs = {run.fingerprint: run for run in order}
-    return [_of_run(run) for run in sorted(runs.values(), key=_place)]
+    by_place_reversed = sorted(runs_of(source, filters), key=lambda r: (*_place(r), r.folder), reverse=True)
+    records = {record.scenario.fingerprint: record for record in by_place_reversed}
+    return [_of_run(record) for record in sorted(records.values(), key=_place)]
 
 
-def _place(run: FinishedRun) -> tuple[Any, ...]:
-    return run.dataset, run.partition, setting_key(run.setting), run.seed
+def _place(record: RunRecord) -> tuple[Any, ...]:
+    config = record.config
+    return config.dataset, config.partition, setting_key(config.setting), config.seed
 
 
-def _of_scenario(one: Scenario) -> Federation:
-    given = np.stack([np.bincount(one.given[rows], minlength=one.classes) for rows in one.clients])
-    parts = (one.dataset, one.partition, one.setting, f"seed {one.seed}")
-    return Federation(parts, given, one.kinds, one.transitions if one.truth_known else None)
+def _of_scenario(scenario: Scenario) -> Federation:
+    clients = [scenario.given[rows] for rows in scenario.clients]
+    given = np.stack([np.bincount(labels, minlength=scenario.classes) for labels in clients])
+    parts = (scenario.dataset, scenario.partition, scenario.setting, f"seed {scenario.seed}")
+    transitions = scenario.transitions if scenario.truth_known else None
+    return Federation(parts, given, scenario.kinds, transitions)
 
 
-def _of_run(run: FinishedRun) -> Federation:
-    parts = (run.dataset, run.partition, run.setting, f"seed {run.seed}")
-    if known := beliefs_of(run, "transitions", "noise_kind"):
+def _of_run(record: RunRecord) -> Federation:
+    config = record.config
+    parts = (config.dataset, config.partition, config.setting, f"seed {config.seed}")
+    if known := beliefs_of(record, "transitions", "noise_kind"):
         counts = known["transitions"]
         return Federation(parts, counts.sum(1), [str(kind) for kind in known["noise_kind"]], counts)
-    seen = beliefs_of(run, "client", "given", "noise_kind")  # without the truth: clients that were seen
+    seen = beliefs_of(record, "client", "given", "noise_kind")  # without the truth: clients that took part
     if seen is None:
-        raise BadInput(
-            f"{run.path} has no beliefs.npz, which imported runs lack: it does not say who holds what"
-        )
+        raise BadInput(f"{record.folder} has no {BELIEFS_FILE}, which holds the labels of its clients")
     given = np.zeros((len(seen["noise_kind"]), int(seen["given"].max()) + 1), dtype=int)
     np.add.at(given, (seen["client"], seen["given"]), 1)
     return Federation(parts, given, [str(kind) for kind in seen["noise_kind"]], None)

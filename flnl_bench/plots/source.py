@@ -1,4 +1,4 @@
-"""The runs that a picture is of: from folders, results, frames or single runs, and by filters."""
+"""The runs that a picture shows: from folders, results, frames or single runs, and by filters."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
+from flnl_bench.config import plain
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.comparability import MethodRuns, Protocol, group, setting_key
-from flnl_bench.leaderboards.pandas_api import Results
-from flnl_bench.leaderboards.runs import FinishedRun, chosen, finished_run
+from flnl_bench.leaderboards.comparability import Protocol, chosen, setting_key
+from flnl_bench.leaderboards.pandas_api import Results, records_of
+from flnl_bench.leaderboards.rows import Row
+from flnl_bench.leaderboards.table import make_tables
 from flnl_bench.results.beliefs import read_beliefs
-from flnl_bench.results.run_folder import RunFolder, read_records
-from flnl_bench.results.run_record import Row
-from flnl_bench.running.result import RunResult
+from flnl_bench.results.run_folder import read_runs
+from flnl_bench.results.run_record import BELIEFS_FILE, ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from flnl_bench.scenario import Scenario
 
-    Source: TypeAlias = Results | RunResult | pd.DataFrame | Scenario | str | os.PathLike[str] | Sequence[Any]
+    Source: TypeAlias = Results | RunRecord | pd.DataFrame | Scenario | str | os.PathLike[str] | Sequence[Any]
 
 Names = str | int | Iterable[str | int] | None
 FILTERS = ("method", "dataset", "partition", "setting", "preset", "seed")
+BeliefArrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Filters(TypedDict, total=False):
-    """Only these runs: a name, or several of which each will do."""
+    """Only the runs with one of these names; a name, or several."""
 
     method: Names
     dataset: Names
@@ -43,84 +45,81 @@ class Filters(TypedDict, total=False):
 
 
 # -- runs --------------------------------------------------------------------------------------------
-def runs_of(source: Source, filters: Mapping[str, Any], *, family: bool = False) -> list[FinishedRun]:
-    """The finished runs of a source that pass the filters; with its `family` a method's variants do, too."""
-    runs = _all_runs(source)
-    if not runs:
-        raise BadInput(f"there is no finished run in {_told(source)}")
+def runs_of(source: Source, filters: Mapping[str, Any], *, family: bool = False) -> list[RunRecord]:
+    """Return the finished runs of a source that pass the filters; `family` adds the variants of a method."""
+    records = _all_runs(source)
+    if not records:
+        raise BadInput(f"there is no finished run in {_source_name(source)}")
     for name in filters.keys() - {*FILTERS}:
         raise unknown("filter", name, FILTERS)
-    only = {name: [_plain(value) for value in _several(filters.get(name))] for name in FILTERS}
+    only = {name: [plain(value) for value in _several(filters.get(name))] for name in FILTERS}
     if family and only["method"]:
-        variants = {run.method for run in runs if base_of(run.method) in only["method"]}
-        only["method"] = sorted(variants) or only["method"]
-    return chosen(runs, only)
+        names = {record.config.method for record in records}
+        variants = sorted(name for name in names if base_of(name) in only["method"])
+        only["method"] = variants or only["method"]
+    return chosen(records, only)
 
 
 def base_of(method: str) -> str:
-    """The method that a variant is one of."""
+    """Return the method of a variant."""
     return method.partition("/")[0]
 
 
-def _all_runs(source: Any) -> list[FinishedRun]:
+def _all_runs(source: Any) -> list[RunRecord]:
     if isinstance(source, Results):
-        return list(source.found.runs)
-    if isinstance(source, RunResult):
-        return [finished_run(source.record, source.folder)]
+        return source.finished
+    if isinstance(source, RunRecord):
+        _check_finished(source)
+        return [source]
     if isinstance(source, str | os.PathLike):
         return _runs_below(Path(source))
     if hasattr(source, "columns"):
-        if "run_dir" not in source.columns:
-            raise BadInput("this frame has no column run_dir; it must be one that load_results made")
-        source = list(source["run_dir"])
+        return records_of(source)
     if not isinstance(source, Sequence):
         raise BadInput(f"plots are made of results, runs, frames of runs or folders, not {source!r}")
-    found = {run.path: run for part in source for run in _all_runs(part)}
-    return list(found.values())
+    return list({record.folder: record for part in source for record in _all_runs(part)}.values())
 
 
-def _runs_below(folder: Path) -> list[FinishedRun]:
-    folder = folder.parent if folder.name == "run.json" else folder
+def _runs_below(folder: Path) -> list[RunRecord]:
+    folder = folder.parent if folder.name == RUN_FILE else folder
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder} of a run or of results")
-    found = read_records(folder)
-    if folder in found.unfinished:
-        raise BadInput(f"the run in {folder} is not finished: its status is {found.unfinished[folder]}")
-    for path, why in found.problems.items():
-        warnings.warn(f"not drawn: {path}: {why}", stacklevel=2)
-    return [finished_run(record, path) for path, record in found.done.items()]
+    records, problems = read_runs(folder)
+    for path, problem in problems.items():
+        warnings.warn(f"not drawn: {path}: {problem}", stacklevel=2)
+    for record in records:
+        if record.folder == folder:
+            _check_finished(record)
+    return [record for record in records if record.done]
+
+
+def _check_finished(record: RunRecord) -> None:
+    if not record.done:
+        raise BadInput(f"the run in {record.folder} is not finished: its status is {record.status}")
 
 
 def _several(names: Names) -> list[Any]:
     return [] if names is None else [names] if isinstance(names, str | int) else list(names)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value  # a seed from a frame
-
-
-def _told(source: Any) -> str:
+def _source_name(source: Any) -> str:
     if isinstance(source, list | tuple):
-        return ", ".join(map(_told, source)) or "nothing"
+        return ", ".join(map(_source_name, source)) or "nothing"
     return str(source) if isinstance(source, str | os.PathLike) else "this source"
 
 
-# -- what is in their folders ------------------------------------------------------------------------
-def rounds_of(run: FinishedRun) -> list[Row]:
-    """The rounds of a run, all of them."""
-    folder = RunFolder(run.path)
-    try:
-        rows = folder.read_rounds()
-    except ValueError as error:
-        raise BadInput(f"{folder.rounds_file} does not hold rounds of flnl-bench: {error}") from None
-    if len(rows) != run.training["rounds"]:
-        raise BadInput(f"{folder.rounds_file} has {len(rows)} whole rounds of {run.training['rounds']}")
+# -- the files of a run ------------------------------------------------------------------------------
+def rounds_of(record: RunRecord) -> list[RoundRow]:
+    """Read all rounds of a run."""
+    rows, total = record.read_rounds(), record.config.training.rounds
+    if len(rows) != total:
+        raise BadInput(f"{record.folder / ROUNDS_FILE} has {len(rows)} whole rounds of {total}")
     return rows
 
 
-def beliefs_of(run: FinishedRun, *names: str) -> dict[str, np.ndarray] | None:
-    """The named arrays of a run's beliefs, or None if one of them is missing."""
-    path = run.path / "beliefs.npz"
+def beliefs_of(record: RunRecord, *names: str) -> BeliefArrays | None:
+    """Read the named arrays of a run's beliefs; None if one of them is missing."""
+    path = record.folder / BELIEFS_FILE
     if not path.is_file():
         return None
     arrays = read_beliefs(path, (), names)
@@ -129,39 +128,42 @@ def beliefs_of(run: FinishedRun, *names: str) -> dict[str, np.ndarray] | None:
 
 # -- panels ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Cell:
-    """The runs that share a panel: those of one cell of a leaderboard, by method and seed."""
+class Panel:
+    """The rows of a leaderboard's table that have runs in one setting."""
 
     protocol: Protocol
     setting: str
-    rows: Sequence[MethodRuns]
+    rows: Sequence[Row]
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What it is called."""
-        about = self.protocol
-        return about.dataset, about.partition, self.setting, about.name
+        """The parts of its name."""
+        config = self.protocol.config
+        return config.dataset, config.partition, self.setting, self.protocol.name
 
-    def runs(self, row: MethodRuns) -> list[FinishedRun]:
-        """The runs of one method, in the order of their seeds."""
-        return [run for _, run in sorted(row.cells[self.setting].items())]
+    def runs(self, row: Row) -> list[RunRecord]:
+        """Return the runs of a row in this setting, in the order of their seeds."""
+        return [record for _, record in sorted(row.runs[self.setting].items())]
 
 
-def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
-    """What may stand together stands together, as in the leaderboard; it says what must be said."""
-    groups, told = group(runs)
-    for text in told:
-        if "not comparable" in text or "left out" in text:
-            warnings.warn(text, stacklevel=2)
+def panels_of(records: Sequence[RunRecord]) -> list[Panel]:
+    """Group comparable runs by the leaderboard's rules; warn about left-out runs and different code."""
+    tables = make_tables(records)
+    for table in tables:
+        for text in table.left_out_warnings + table.alarms:
+            warnings.warn(f"{table.protocol.title}: {text}", stacklevel=2)
     return [
-        Cell(one.protocol, setting, [row for row in one.rows if setting in row.cells])
-        for one in groups
-        for setting in sorted({run.setting for run in one.runs}, key=setting_key)
+        Panel(table.protocol, setting, [row for row in table.rows if setting in row.runs])
+        for table in tables
+        for setting in sorted({name for row in table.rows for name in row.runs}, key=setting_key)
     ]
 
 
 def titles_of(parts: Sequence[tuple[str, ...]]) -> tuple[str, list[str]]:
-    """What all panels have in common, and what each is called beside that."""
+    """Return the parts that all names have in common as one text, and the other parts of each name."""
     common = [values[0] if len(set(values)) == 1 else None for values in zip(*parts, strict=True)]
-    own = [" · ".join(part for part, same in zip(one, common, strict=True) if same is None) for one in parts]
+    own = [
+        " · ".join(part for part, shared in zip(name, common, strict=True) if shared is None)
+        for name in parts
+    ]
     return " · ".join(part for part in common if part), own

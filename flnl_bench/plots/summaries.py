@@ -1,4 +1,4 @@
-"""Headline numbers of runs: against what they cost, by variant, and over two swept hyper-parameters."""
+"""Headline numbers of runs: against their cost, by variant, and over two swept hyper-parameters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from flnl_bench.config import int_if_integral, key_of
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.runs import FinishedRun
-from flnl_bench.plots.source import Cell, Filters, base_of, cells_of, runs_of, titles_of
+from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of, titles_of
 from flnl_bench.plots.style import Figure, canvas, head, in_style, legend, listed, look_of, plain
-from flnl_bench.results.run_record import METRICS
+from flnl_bench.results.run_record import METRICS, RunRecord
+from flnl_bench.results.statistics import mean_std
 
 if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
 
-NAMES = {"last10": "last-10 test accuracy (%)", "best": "best test accuracy (%)"}
-COSTS: Mapping[str, tuple[tuple[str, ...], str]] = {
+AXIS_LABELS = {"last10": "last-10 test accuracy (%)", "best": "best test accuracy (%)"}
+COST_AXES: Mapping[str, tuple[tuple[str, ...], str]] = {  # summed numbers of a summary, and their unit
     "bytes, both ways": (("bytes_down", "bytes_up"), "B"),
     "samples, forward and backward": (("forward", "backward"), ""),
     "seconds": (("seconds",), "s"),
@@ -27,44 +27,46 @@ COSTS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 
 def check_metric(metric: str) -> None:
-    """Refuse a metric that no run has."""
+    """Refuse a metric that is not an accuracy."""
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
 
 
-def accuracies(runs: Sequence[FinishedRun], metric: str) -> tuple[float, float]:
-    """Mean and sample standard deviation over seeds; 0 for one seed."""
-    values = [run.values[metric] for run in runs]
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def accuracies(runs: Sequence[RunRecord], metric: str) -> tuple[float, float]:
+    """Return mean and sample standard deviation over seeds; 0 for one seed."""
+    mean, std = mean_std(getattr(record, metric) for record in runs)
+    assert mean is not None
+    return mean, std or 0.0
 
 
 # -- cost --------------------------------------------------------------------------------------------
 @in_style
 def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> Figure:
-    """Accuracy against bytes, passes and seconds of the whole run, a row of panels for each cell.
+    """Draw accuracy against bytes, passes and seconds of the whole run, three panels per cell.
 
     Points are means over seeds, bars ± standard deviation (ddof 1).
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
         metric: last10 or best.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     check_metric(metric)
-    cells = cells_of(runs_of(source, filters))
-    figure, axes = canvas(3 * len(cells), sharey="row", sharex="col")
-    common, titles = titles_of([cell.parts for cell in cells])
+    panels = panels_of(runs_of(source, filters))
+    figure, axes = canvas(3 * len(panels), sharey="row", sharex="col")
+    common, titles = titles_of([panel.parts for panel in panels])
     drawn: dict[str, Any] = {}
-    for i, (cell, title) in enumerate(zip(cells, titles, strict=True)):
-        for axis, (name, (fields, _)) in zip(axes[3 * i : 3 * i + 3], COSTS.items(), strict=True):
-            for row in cell.rows:
-                runs = cell.runs(row)
-                total = statistics.fmean(sum(run.summary[field] for field in fields) for run in runs)
+    for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
+        for axis, (name, (fields, _)) in zip(axes[3 * i : 3 * i + 3], COST_AXES.items(), strict=True):
+            for row in panel.rows:
+                runs = panel.runs(row)
+                costs = [sum(getattr(record.summary, field) for field in fields) for record in runs]
+                total = statistics.fmean(costs)
                 drawn[row.label] = _point(axis, row.label, total, *accuracies(runs, metric))
             axis.set(xlabel=name)
-        axes[3 * i].set_ylabel(NAMES[metric])
+        axes[3 * i].set_ylabel(AXIS_LABELS[metric])
         axes[3 * i + 1].set_title(plain(title, 80))
-    for i, (_, unit) in enumerate(COSTS.values()):
+    for i, (_, unit) in enumerate(COST_AXES.values()):
         _scale(axes[i], unit)
     head(figure, common)
     legend(figure, drawn)
@@ -79,7 +81,7 @@ def _point(axis: Any, label: str, x: float, mean: float, spread: float) -> Any:
 
 
 def _scale(axis: Any, unit: str) -> None:
-    """Logarithmic where costs differ much; ticks such as 20 MB."""
+    """Use a logarithmic axis where costs differ much, and ticks such as 20 MB."""
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axis.dataLim.intervalx
@@ -96,29 +98,30 @@ def _scale(axis: Any, unit: str) -> None:
 # -- ablation ----------------------------------------------------------------------------------------
 @in_style
 def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> Figure:
-    """Bars of the variants of one method, whole method first, a panel for each cell.
+    """Draw the variants of one method as bars, the whole method first, a panel per cell.
 
     Bars are means over seeds, lines on them ± standard deviation (ddof 1).
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
         metric: last10 or best.
-        filters: only these: method (all its variants are drawn), dataset, partition, setting, preset, seed.
+        filters: only runs with these names: method (and its variants), dataset, partition, setting, preset,
+            seed.
     """
     check_metric(metric)
-    method, cells = _one_method(source, filters)
-    cells = [cell for cell in cells if len(cell.rows) > 1]
-    if not cells:
+    method, panels = _one_method(source, filters)
+    panels = [panel for panel in panels if len(panel.rows) > 1]
+    if not panels:
         raise BadInput(f"there is nothing to compare {method} with: no cell has two rows of it")
-    methods = {row.label: row.method for cell in cells for row in cell.rows}
+    methods = {row.label: row.method for panel in panels for row in panel.rows}
     labels = sorted(methods, key=lambda label: methods[label] != method)
     size = (max(2.6, 0.9 + 0.42 * len(labels)), 3.0)
-    figure, axes = canvas(len(cells), columns=max(1, int(11 / size[0])), size=size, sharey=True)
-    common, titles = titles_of([cell.parts for cell in cells])
-    for axis, cell, title in zip(axes, cells, titles, strict=True):
-        for row in cell.rows:
+    figure, axes = canvas(len(panels), columns=max(1, int(11 / size[0])), size=size, sharey=True)
+    common, titles = titles_of([panel.parts for panel in panels])
+    for axis, panel, title in zip(axes, panels, titles, strict=True):
+        for row in panel.rows:
             place = labels.index(row.label)
-            mean, spread = accuracies(cell.runs(row), metric)
+            mean, spread = accuracies(panel.runs(row), metric)
             colour = look_of(method).colour
             axis.bar(place, mean, 0.7, color=colour, alpha=1 if row.method == method else 0.55)
             if spread:
@@ -131,24 +134,24 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
         axis.grid(visible=False, axis="x")
         axis.margins(y=0.12)
         if axis.get_subplotspec().is_first_col():
-            axis.set_ylabel(NAMES[metric])
+            axis.set_ylabel(AXIS_LABELS[metric])
     head(figure, common)
     return figure
 
 
-def _one_method(source: Source, filters: Mapping[str, Any]) -> tuple[str, list[Cell]]:
-    """The method whose rows are compared, and the cells with its rows."""
+def _one_method(source: Source, filters: Mapping[str, Any]) -> tuple[str, list[Panel]]:
+    """Return the method whose rows are compared, and the panels with its rows."""
     runs = runs_of(source, filters, family=True)
-    methods = sorted({base_of(run.method) for run in runs})
+    rows: dict[str, set[tuple[object, ...]]] = {}
+    for record in runs:
+        config = record.config
+        rows.setdefault(base_of(config.method), set()).add((config.method, key_of(config.hyperparameters)))
+    methods = sorted(rows)
     if len(methods) > 1:
-        rows = {
-            m: len({(r.method, key_of(r.hyperparameters)) for r in runs if base_of(r.method) == m})
-            for m in methods
-        }
-        methods = [m for m in methods if rows[m] > 1] or methods
+        methods = [name for name in methods if len(rows[name]) > 1] or methods
     if len(methods) > 1:
         raise BadInput(f"this picture is of one method; choose one: {listed(methods)}")
-    return methods[0], cells_of([run for run in runs if base_of(run.method) == methods[0]])
+    return methods[0], panels_of([record for record in runs if base_of(record.config.method) == methods[0]])
 
 
 # -- grid --------------------------------------------------------------------------------------------
@@ -160,28 +163,28 @@ def grid(
     metric: str = "last10",
     **filters: Unpack[Filters],
 ) -> Figure:
-    """A heat map of accuracy over two swept hyper-parameters of one method, a panel for each cell.
+    """Draw a heat map of accuracy over two swept hyper-parameters of one method, a panel per cell.
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or of many, or several of these.
-        x: the hyper-parameter from left to right; found by itself if just two differ.
-        y: the one from bottom to top.
+        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
+        x: the hyper-parameter from left to right; needed if more than two differ.
+        y: the hyper-parameter from bottom to top.
         metric: last10 or best.
-        filters: only these: method, dataset, partition, setting, preset, seed; a name or several.
+        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     check_metric(metric)
-    method, cells = _one_method(source, filters)
-    cells = [Cell(c.protocol, c.setting, [r for r in c.rows if r.method == method]) for c in cells]
-    cells = [cell for cell in cells if len(cell.rows) > 1]
-    if not cells:
+    method, panels = _one_method(source, filters)
+    panels = [Panel(p.protocol, p.setting, [r for r in p.rows if r.method == method]) for p in panels]
+    panels = [panel for panel in panels if len(panel.rows) > 1]
+    if not panels:
         raise BadInput(f"there is only one combination of hyper-parameters of {method}; a grid needs several")
-    x, y = _axes([row.hyperparameters for cell in cells for row in cell.rows], x, y)
-    figure, axes = canvas(len(cells), size=(3.4, 2.9))
-    common, titles = titles_of([(method, *cell.parts) for cell in cells])
-    tables = [_table(cell, x, y, metric) for cell in cells]
-    low = min(np.nanmin(values) for values, _, _ in tables)
-    high = max(np.nanmax(values) for values, _, _ in tables)
-    for axis, (values, columns, rows), title in zip(axes, tables, titles, strict=True):
+    x, y = _axes([row.hyperparameters for panel in panels for row in panel.rows], x, y)
+    figure, axes = canvas(len(panels), size=(3.4, 2.9))
+    common, titles = titles_of([(method, *panel.parts) for panel in panels])
+    grids = [_grid_values(panel, x, y, metric) for panel in panels]
+    low = min(np.nanmin(values) for values, _, _ in grids)
+    high = max(np.nanmax(values) for values, _, _ in grids)
+    for axis, (values, columns, rows), title in zip(axes, grids, titles, strict=True):
         image = axis.imshow(values, origin="lower", cmap="cividis", vmin=low, vmax=high, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
             colour = "black" if value > (low + high) / 2 else "white"
@@ -191,13 +194,13 @@ def grid(
         axis.set_yticks(range(len(rows)), [plain(int_if_integral(r), 12) for r in rows])
         axis.set(title=plain(title, 60), xlabel=plain(x), ylabel=plain(y))
         axis.grid(visible=False)
-    figure.colorbar(image, ax=axes, shrink=0.8, label=NAMES[metric])
+    figure.colorbar(image, ax=axes, shrink=0.8, label=AXIS_LABELS[metric])
     head(figure, common)
     return figure
 
 
 def _axes(rows: Sequence[Mapping[str, Any]], x: str | None, y: str | None) -> tuple[str, str]:
-    """The two hyper-parameters that are swept."""
+    """Find the two hyper-parameters that are swept."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     for name in (x, y):
         if name is not None and name not in names:
@@ -209,23 +212,25 @@ def _axes(rows: Sequence[Mapping[str, Any]], x: str | None, y: str | None) -> tu
     if x == y and x is not None:
         raise BadInput(f"a grid has two different hyper-parameters, not twice {x}")
     if len(free) != need:
-        told = listed(differ) or "none"
-        raise BadInput(f"a grid needs two swept hyper-parameters; here these differ: {told}")
+        names_apart = listed(differ) or "none"
+        raise BadInput(f"a grid needs two swept hyper-parameters; here these differ: {names_apart}")
     if x is None:
         x = free.pop(0)
     return x, y or free[0]
 
 
-def _table(cell: Cell, x: str, y: str, metric: str) -> tuple[np.ndarray, list[Any], list[Any]]:
-    """Mean accuracy [y, x], and the values along both; not a number where there is no run."""
-    columns, rows = (_sorted(row.hyperparameters[name] for row in cell.rows) for name in (x, y))
+def _grid_values(
+    panel: Panel, x: str, y: str, metric: str
+) -> tuple[np.ndarray[Any, Any], list[Any], list[Any]]:
+    """Return mean accuracy [y, x], NaN where there is no run, and the values along both axes."""
+    columns, rows = (_sorted(row.hyperparameters[name] for row in panel.rows) for name in (x, y))
     values = np.full((len(rows), len(columns)), np.nan)
-    for row in cell.rows:
+    for row in panel.rows:
         place = rows.index(row.hyperparameters[y]), columns.index(row.hyperparameters[x])
-        values[place] = accuracies(cell.runs(row), metric)[0]
+        values[place] = accuracies(panel.runs(row), metric)[0]
     return values, columns, rows
 
 
 def _sorted(values: Any) -> list[Any]:
-    """Each value once; numbers by size, before names."""
+    """Return each value once; numbers by size, before names."""
     return sorted(dict.fromkeys(values), key=lambda v: (isinstance(v, str), v if v is not None else -1))

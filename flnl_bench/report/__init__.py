@@ -1,1 +1,1 @@
-"""A static site of a results folder: `gather` reads, `site` writes pages from templates."""
+"""A static site of a results folder: `gather` makes the contents, `site` writes pages from templates."""

@@ -26,18 +26,10 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO
 
 import flnl_bench
-from flnl_bench.atomic_files import (
-    MB,
-    check_unpacked,
-    is_number,
-    json_text,
-    parse_json,
-    replace_file,
-    replacing,
-    sweep_parts,
-)
+from flnl_bench.atomic_files import json_text, replace_file, replacing, sweep_parts
 from flnl_bench.engine.ledger import PARTS, PER
 from flnl_bench.errors import BadInput
+from flnl_bench.input_files import MB, check_unpacked, is_number, parse_json
 from flnl_bench.results.beliefs import check_beliefs
 from flnl_bench.results.lock import Busy, claimed
 from flnl_bench.results.run_folder import RunFolder, read_runs, rounds_text

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flnl_bench.atomic_files import read_npz
 from flnl_bench.errors import BadInput
+from flnl_bench.input_files import read_npz
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ def read_beliefs(
     path: Path, required: Iterable[str], optional: Iterable[str] = (), content: bytes | None = None
 ) -> dict[str, np.ndarray]:
     """Read the named arrays, each with one value per sample or per client; `transitions` as it is."""
-    arrays = read_npz(path, required, optional, follow=False, content=content)
+    arrays = read_npz(path, required, optional, content=content)
     lengths: dict[bool, int] = {}  # of arrays over clients, and over samples
     for name, array in arrays.items():
         if name == "transitions":

@@ -1,14 +1,15 @@
-"""Where a run's numbers come from: versions, commit, device, and the code of the method."""
+"""Where a run's numbers come from: versions, commit, device, and the code of its method and plugins."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import inspect
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,31 +17,32 @@ from typing import Any
 import torch
 
 import flnl_bench
+from flnl_bench import plugin_files
 from flnl_bench.api import Method
-from flnl_bench.config import NUMBERS_VERSION
+from flnl_bench.config import NUMBERS_VERSION, RunConfig
+from flnl_bench.data import DATASETS
+from flnl_bench.models import MODELS
+from flnl_bench.registry import Source, installed
+from flnl_bench.results.run_record import RunRecord
+from flnl_bench.scenario import NOISES, PARTITIONS, parse_partition, parse_setting
 
 
-def provenance(
-    method: Method, device: torch.device, workers: int, plugins: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Everything about this machine and these packages that could matter to somebody who compares.
+def provenance(config: RunConfig, method: Method, device: torch.device, workers: int) -> dict[str, Any]:
+    """Return everything about this machine and these packages that could explain a difference of numbers.
 
     Args:
-        method: what was run.
+        config: of the run.
+        method: what is run.
         device: of the server.
-        workers: processes beside the main one.
-        plugins: the digest of each plugin file that was used, by kind and name.
+        workers: processes next to the main one.
     """
     libraries = ("torch", "torchvision", "numpy", "scikit-learn")
     return {
         "flnl_bench": flnl_bench.__version__,
         "numbers": NUMBERS_VERSION,
         "commit": _commit(),
-        "method": {
-            "class": f"{type(method).__module__}:{type(method).__qualname__}",
-            "source": source(type(method), plugins),
-        },
-        **({"plugins": dict(plugins)} if plugins else {}),
+        "class": f"{type(method).__module__}:{type(method).__qualname__}",
+        "code": code_digests(config, type(method)),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "libraries": {name: version(name) for name in libraries},
@@ -51,40 +53,92 @@ def provenance(
     }
 
 
-_digests: dict[type, str | None] = {}
+def code_digests(config: RunConfig, cls: type[Method]) -> dict[str, str]:
+    """Return a digest of the method's code, and one for each other kind of entry that a plugin provides.
 
-
-def source(cls: type[Method], plugins: Mapping[str, str] | None = None) -> str | None:
-    """The digest of a method's code as it was when it was first asked for: files may be edited later on.
-
-    Plugin files that a run uses for something else than its method, say its network, count as such code.
+    NUMBERS_VERSION identifies the code of built-in noises, partitions, data sets and models. Code that is
+    not in files has no digest.
     """
-    if cls not in _digests:
-        _digests[cls] = _digest(cls)
-    others = [digest for used, digest in (plugins or {}).items() if not used.startswith("method ")]
-    if not others:
-        return _digests[cls]
-    return hashlib.blake2b(repr((_digests[cls], others)).encode(), digest_size=8).hexdigest()
+    noise = parse_setting(config.setting).kind
+    used = {
+        "noise": (NOISES.hook, [noise.name, *noise.among]),
+        "partition": (PARTITIONS.hook, [parse_partition(config.partition).kind.name]),
+        "dataset": (DATASETS.hook, [config.dataset.partition(":")[0]]),
+        "model": (MODELS.hook, [config.training.model]),
+    }
+    digests = {"method": method_digest(cls)}
+    for kind, (hook, names) in used.items():
+        sources = filter(None, (installed().source_of(hook, name) for name in names))
+        digests[kind] = _joined(_plugin_digest(source) for source in sources)
+    return {kind: digest for kind, digest in digests.items() if digest}
 
 
-def _digest(cls: type[Method]) -> str | None:
-    """A digest of the code of a method; None if it is not in files.
+def changed_code(record: RunRecord, cls: type[Method]) -> list[str]:
+    """Name the method and the plugins' entries of a recorded run whose code has changed since."""
+    config, now = record.config, code_digests(record.config, cls)
+    names = {
+        "method": config.method,
+        "noise": f"setting {config.setting}",
+        "partition": f"partition {config.partition}",
+        "dataset": f"data set {config.dataset}",
+        "model": f"model {config.training.model}",
+    }
+    return [name for kind, name in names.items() if record.code.get(kind, frozenset()) - {now.get(kind)}]
+
+
+_method_digests: dict[type[Method], str | None] = {}
+
+
+def method_digest(cls: type[Method]) -> str | None:
+    """Return the digest of a method's code when it was first asked for: files may be edited later.
 
     It covers the files of the class and its parents, and the modules of their own packages that these
-    import. NUMBERS_VERSION speaks for flnl_bench, the versions of libraries are beside it in the record.
+    import. NUMBERS_VERSION identifies flnl_bench itself, and the record has the versions of libraries.
     """
+    if cls not in _method_digests:
+        parents = cls.__mro__[: cls.__mro__.index(Method)]
+        try:
+            modules = [(Path(inspect.getfile(parent)), parent.__module__) for parent in parents]
+            _method_digests[cls] = _digest(modules)
+        except (OSError, TypeError):  # defined in a session, not in a file
+            _method_digests[cls] = None
+    return _method_digests[cls]
+
+
+def _plugin_digest(source: Source) -> str | None:
+    """Return the digest of a plugin: of its file, or of its module and what that imports of its package."""
+    return plugin_files.loaded_digest(source.file) if source.file else _module_digest(source.where)
+
+
+@functools.cache
+def _module_digest(entry_point: str) -> str | None:
+    module = entry_point.partition(":")[0]
+    file = _file_of(module)
+    return _digest([(file, module)]) if file else None
+
+
+def _joined(digests: Iterable[str | None]) -> str | None:
+    """Return one digest for the plugins of several entries; None if the code of none is known."""
+    known = sorted({digest for digest in digests if digest})
+    if len(known) < 2:
+        return known[0] if known else None
+    return hashlib.blake2b("".join(known).encode(), digest_size=8).hexdigest()
+
+
+def _digest(modules: Iterable[tuple[Path, str]]) -> str | None:
+    """Return the digest of some files with the modules that they import; None if one cannot be read."""
     files: dict[Path, None] = {}  # as a set that keeps its order
     try:
-        for one in cls.__mro__[: cls.__mro__.index(Method)]:
-            _collect(Path(inspect.getfile(one)), one.__module__, files)
+        for file, module in modules:
+            _collect(file, module, files)
         contents = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
-    except (OSError, TypeError, ImportError, SyntaxError):  # made in a session, not in a file
+    except (OSError, ImportError, SyntaxError):
         return None
     return hashlib.blake2b(b"".join(contents), digest_size=8).hexdigest()
 
 
 def _collect(file: Path, module: str, files: dict[Path, None]) -> None:
-    """Add a file, and those of its package that it imports, to `files`."""
+    """Add a file, and the files of its package that it imports, to `files`."""
     if file in files:
         return
     files[file] = None

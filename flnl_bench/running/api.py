@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import check_seed, check_seeds, training_changes
 from flnl_bench.data import LoadProgress, dataset_name
-from flnl_bench.errors import BadInput, BrokenContract, MethodFailed, MissingData, one_line, place_in, require
+from flnl_bench.errors import (
+    BadInput,
+    BrokenContract,
+    MethodFailed,
+    MissingData,
+    one_line,
+    place_in,
+    require,
+    unknown,
+)
 from flnl_bench.results.run_record import RUN_FILE, RunRecord
-from flnl_bench.running.options import AnyPath, RunOptions, as_path
+from flnl_bench.running.options import OPTION_NAMES, AnyPath, RunOptions, as_path
 from flnl_bench.running.presets import load_preset
 from flnl_bench.running.resolve import cached_dataset, generate, prepare, protocol
 from flnl_bench.scenario import Scenario, parse_partition, parse_setting, stage
@@ -127,6 +136,8 @@ def run_seeds(
     """
     require("seed" not in options, "seed", options.get("seed"), "left out where seeds are given")
     loading = options.pop("loading", None)
+    for name in options.keys() - OPTION_NAMES:
+        raise unknown("option", name, {*OPTION_NAMES, "fresh", "progress", "loading"})
     asked = {"method": method, "setting": setting, **options}
     records = []
     for runner in prepare_seeds(check_seeds(seeds), asked, loading=loading):

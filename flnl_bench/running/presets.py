@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.atomic_files import read_toml
 from flnl_bench.config import TRAINING, Training, as_set, training_changes
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.input_files import read_toml
 
 PRESETS = ("quick", "paper")
 TABLES = ("description", "base", "default", "datasets")

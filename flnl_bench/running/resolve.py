@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
-from flnl_bench.data import DATASETS, Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
+from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import require
 from flnl_bench.methods import Methods, default_methods, values_of
-from flnl_bench.models import MODELS, find_model
-from flnl_bench.registry import METHODS_HOOK, installed
+from flnl_bench.models import find_model
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.presets import Preset, load_preset
 from flnl_bench.scenario import (
-    NOISES,
-    PARTITIONS,
     Scenario,
     check_dataset,
     draw_scenario,
@@ -146,21 +143,6 @@ def prepare(
         devices=choose_devices(options.device, options.devices, options.workers, most),
         changed=changed_values(config, options.preset, registry),
     )
-
-
-def plugin_files(config: RunConfig) -> dict[str, str]:
-    """The digest of each plugin file that a run takes something from, as {"model mlp from mine": digest}."""
-    noise, split = parse_setting(config.setting).kind, parse_partition(config.partition).kind
-    used = [
-        (METHODS_HOOK, "method", config.method.partition("/")[0]),
-        (NOISES.hook, "noise", noise.name),
-        *((NOISES.hook, "noise", name) for name in noise.among),
-        (PARTITIONS.hook, "partition", split.name),
-        (DATASETS.hook, "dataset", config.dataset.partition(":")[0]),
-        (MODELS.hook, "model", config.training.model),
-    ]
-    found = {(kind, name): installed().file_digest(hook, name) for hook, kind, name in used}
-    return {f"{kind} {name} from {file[0]}": file[1] for (kind, name), file in found.items() if file}
 
 
 def federate(options: RunOptions, config: RunConfig, dataset: Dataset) -> Scenario:

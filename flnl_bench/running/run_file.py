@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.atomic_files import read_toml
 from flnl_bench.config import TRAINING, check_seeds, training_changes
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.input_files import read_toml
 from flnl_bench.running.options import OPTION_NAMES, check_kinds
 from flnl_bench.running.presets import check_values
 

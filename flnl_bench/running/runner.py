@@ -21,7 +21,7 @@ from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import interrupted
 from flnl_bench.results.diagnostics import Probe, gather_beliefs, judge, save_beliefs
 from flnl_bench.results.lock import Busy, Claim, claimed
-from flnl_bench.results.provenance import code_digests, provenance
+from flnl_bench.results.provenance import changed_code, provenance
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.running.options import RunOptions
@@ -66,9 +66,7 @@ class Runner:
         folder, record = self.folder, self.folder.read()
         if record is None:
             if self.checkpoint.exists:
-                raise BadInput(
-                    f"{folder.path} has a checkpoint, but no run.json that says of which run; {ADVICE}"
-                )
+                raise BadInput(f"{folder.path} has a checkpoint, but no run.json; {ADVICE}")
             return None
         ours = {**self.config.flat(), "numbers": NUMBERS_VERSION}
         theirs = {**record.config.flat(), "numbers": record.numbers}
@@ -98,13 +96,8 @@ class Runner:
     def notes(self) -> list[str]:
         """Return what a user must know about the record in the folder: other code, or no saved model."""
         notes, path, record = [], self.folder.path, self.there()
-        here = code_digests(self.config, type(self.method))
-        for kind, digests in (record.code if record else {}).items():
-            if kind in here and digests != {here[kind]}:
-                thing = self.config.method if kind == "method" else kind
-                notes.append(
-                    f"the code of {thing} has changed since {path} was started; --fresh starts again"
-                )
+        if record and (names := ", ".join(changed_code(record, type(self.method)))):
+            notes.append(f"the code of {names} has changed since {path} was started; --fresh starts again")
         if self.options.save_model and record and record.done and not (path / FILES["final"]).exists():
             notes.append(f"{path} was made without --save-model; --fresh runs it again")
         return notes
@@ -212,8 +205,7 @@ class Runner:
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
         scenario, previous = self.scenario, folder.read()
-        code = code_digests(self.config, type(self.method))
-        here = provenance(self.method, self.devices.server, len(self.devices.workers), code)
+        here = provenance(self.config, self.method, self.devices.server, len(self.devices.workers))
         before = [*previous.earlier, previous.provenance] if resumes and previous else []
         return RunRecord(
             status="running",

@@ -165,8 +165,8 @@ def _about(path: Path) -> dict[str, Any]:
             return json.loads(file.metadata()[KEY])
     except FileNotFoundError:
         there = path.parent.is_dir()
-        why = "was the run played with --save-model (save_model=True)?" if there else "nor is its folder"
-        raise BadInput(f"{path} is not there: {why}") from None
+        why = ": was the run made with --save-model (save_model=True)?" if there else ", nor is its folder"
+        raise BadInput(f"{path} is not there{why}") from None
     except (OSError, SafetensorError, TypeError, KeyError, ValueError):
         raise BadInput(f"{path} does not hold weights of flnl-bench") from None
 

@@ -1,4 +1,4 @@
-"""Who holds which images, with which wrong labels: partitions, noise, files."""
+"""Scenarios: which client holds which images, with which wrong labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise of several annotators (`annot`): three labels a sample, of which one is used.
+"""Noise of several annotators (`annot`): three labels per sample, of which one is used.
 
 Wei et al., Learning with noisy labels revisited, ICLR 2022: CIFAR-N has such labels of people.
 """
@@ -10,61 +10,70 @@ from dataclasses import dataclass
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, drawn, file, mean_over_range, one_of
+from flnl_bench.scenario.setting import (
+    NoiseKind,
+    NoisyClient,
+    Option,
+    draw_classes,
+    file,
+    mean_over_range,
+    one_of,
+)
 from flnl_bench.scenario.transitions import errors_only, read_matrix
 
-ANNOTATED = 3  # labels a sample
-MOST = 1000  # annotators of a pool: each has a C×C table
+LABELS_PER_SAMPLE = 3
+MOST_ANNOTATORS = 1000  # in a pool: each has a C×C table
 
 
 @dataclass(frozen=True, eq=False)
 class Annotators:
-    """Where errors lead to, and who makes them if the annotators are the same for all clients."""
+    """The classes that errors lead to, and the pool of annotators if all clients share one."""
 
     errors: np.ndarray  # float64 [C, C], D: the label of an error, by the true class
-    rates: np.ndarray | None = None  # float64 [R], e of each annotator of the pool
-    confusion: np.ndarray | None = None  # float64 [R, C, C], D of each of them
+    rates: np.ndarray | None = None  # float64 [R], e: the error rate of each annotator of the pool
+    confusion: np.ndarray | None = None  # float64 [R, C, C], D of each annotator of the pool
 
 
 def annotators(everyone: NoisyClient) -> Annotators:
-    """Errors that are uniform or as in the file; or a pool with errors and rates of their own."""
+    """Prepare uniform errors, the errors of a file, or a pool with its own errors and rates."""
     options, setting, off = everyone.options, everyone.setting, 1 - np.eye(everyone.classes)
     if not options["pool"]:
         return Annotators(errors_only(off if options["errors"] is None else read_matrix(everyone, "errors")))
     if options["errors"] is not None or options["rates"] != "same":
-        raise BadInput(f"setting {setting.name!r}: a pool has errors and rates of its own; leave them out")
+        raise BadInput(
+            f"setting {setting.name!r}: a pool draws its own errors and rates; leave these options out"
+        )
     rates = setting.low + (setting.high - setting.low) * everyone.rng.random(options["pool"])
-    confusion = (
-        everyone.rng.standard_exponential((options["pool"], *off.shape)) * off
-    )  # its rows: Dirichlet(1)
+    # Normalised exponential draws: each row is Dirichlet(1).
+    confusion = everyone.rng.standard_exponential((options["pool"], *off.shape)) * off
     return Annotators(errors_only(off), rates, confusion / confusion.sum(axis=2, keepdims=True))
 
 
 def three_labels(client: NoisyClient) -> np.ndarray:
-    """The labels of the annotators, int64 [n, 3]: right with chance 1 − e, else an error."""
+    """Draw the labels of the annotators, int64 [n, 3]: right with chance 1 − e, else an error."""
     rng, true, team = client.rng, client.true, client.shared
     if team.rates is not None:
         return _from_pool(client)
-    rates = np.full(ANNOTATED, client.ratio)
+    rates = np.full(LABELS_PER_SAMPLE, client.ratio)
     if client.options["rates"] == "own":
-        rates = np.minimum(1, 2 * client.ratio * rng.random(ANNOTATED))
+        rates = np.minimum(1, 2 * client.ratio * rng.random(LABELS_PER_SAMPLE))
     return np.stack(
-        [np.where(rng.random(len(true)) < e, drawn(team.errors[true], rng), true) for e in rates], 1
+        [np.where(rng.random(len(true)) < e, draw_classes(team.errors[true], rng), true) for e in rates], 1
     )
 
 
 def _from_pool(client: NoisyClient) -> np.ndarray:
     rng, true, team = client.rng, client.true, client.shared
-    who = _three_of(len(team.rates), len(true), rng)
-    labels = np.empty((len(true), ANNOTATED), np.int64)
-    for column, chosen in enumerate(who.T):
+    annotator = _three_of(len(team.rates), len(true), rng)
+    labels = np.empty((len(true), LABELS_PER_SAMPLE), np.int64)
+    for column, chosen in enumerate(annotator.T):
         wrong = rng.random(len(true)) < team.rates[chosen]
-        labels[:, column] = np.where(wrong, drawn(team.confusion[chosen, true], rng), true)
+        labels[:, column] = np.where(wrong, draw_classes(team.confusion[chosen, true], rng), true)
     return labels
 
 
 def _three_of(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Three different annotators for each sample, int64 [n, 3]."""
+    """Draw three different annotators for each sample, int64 [n, 3]."""
     first = rng.integers(0, count, size)
     second = (first + rng.integers(1, count, size)) % count
     third = rng.integers(0, count - 2, size)
@@ -74,21 +83,23 @@ def _three_of(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def annotated_labels(client: NoisyClient) -> np.ndarray:
-    """One of the three labels of each sample: any, that of the majority, or a wrong one."""
+    """Choose one of the three labels of each sample: any, the label of the majority, or a wrong one."""
     labels, use = three_labels(client), client.options["use"]
     places = np.arange(len(labels))
-    shuffled = client.rng.permuted(labels, axis=1)  # so that the first one is any of them
+    shuffled: np.ndarray = client.rng.permuted(labels, axis=1)  # the first column is a random label
     if use == "aggre":
-        same = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)  # how many have the label of each
+        same = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)  # annotators that agree
         return np.where(same.max(axis=1) > 1, labels[places, same.argmax(axis=1)], shuffled[:, 0])
     if use == "worse":
-        return shuffled[places, (shuffled != client.true[:, None]).argmax(axis=1)]
+        wrong: np.ndarray = shuffled != client.true[:, None]
+        first_wrong: np.ndarray = shuffled[places, wrong.argmax(axis=1)]
+        return first_wrong
     return shuffled[:, 0]
 
 
-# -- what is announced -------------------------------------------------------------------------------
+# -- the announced share of wrong labels -------------------------------------------------------------
 def wrong_share(use: str, rate: np.ndarray, agree: np.ndarray) -> np.ndarray:
-    """The chance of a wrong label from the annotators' e and the chance that two of their errors agree."""
+    """Return the chance of a wrong label from e and the chance that two errors agree."""
     right = 1 - rate
     if use == "worse":
         return 1 - right**3
@@ -96,7 +107,7 @@ def wrong_share(use: str, rate: np.ndarray, agree: np.ndarray) -> np.ndarray:
 
 
 def annotated_announced(everyone: NoisyClient) -> float:
-    """φ times the mean over the range, and over the classes of all clients."""
+    """Return φ times the mean over the range of ρ and over the classes of all clients."""
     setting, options, errors = everyone.setting, everyone.options, everyone.shared.errors
     wrong, agree = 1 - np.diag(errors), (errors**2).sum(axis=1)  # of each class
 
@@ -104,24 +115,24 @@ def annotated_announced(everyone: NoisyClient) -> float:
         rate = mean_rate(ratio) if options["rates"] == "own" else ratio
         return float(wrong_share(options["use"], rate * wrong, agree)[everyone.true].mean())
 
-    if options["pool"]:  # rates of three annotators, each drawn for itself
+    if options["pool"]:  # three annotators, whose rates are independent
         return setting.phi * at((setting.low + setting.high) / 2)
     return setting.phi * mean_over_range(setting, at)
 
 
 def mean_rate(ratio: float) -> float:
-    """The mean of U(0, 2ρ), cut at 1."""
+    """Return the mean of U(0, 2ρ), cut at 1."""
     return ratio if ratio <= 0.5 else 1 - 1 / (4 * ratio)
 
 
 def annotated_ratio(client: NoisyClient) -> float:
-    """ρ; of a pool the mean of its annotators."""
+    """Return ρ; for a pool the mean rate of its annotators."""
     return client.ratio if client.shared.rates is None else float(client.shared.rates.mean())
 
 
 def _pool(text: str) -> int:
-    if not (text.isdecimal() and ANNOTATED <= int(text) <= MOST):
-        raise ValueError(f"a whole number from {ANNOTATED} to {MOST}")
+    if not (text.isdecimal() and LABELS_PER_SAMPLE <= int(text) <= MOST_ANNOTATORS):
+        raise ValueError(f"a whole number from {LABELS_PER_SAMPLE} to {MOST_ANNOTATORS}")
     return int(text)
 
 
@@ -131,12 +142,12 @@ ANNOTATORS = NoiseKind(
     annotated_labels,
     ratios=(0.1, 0.3),
     options=(
-        Option("use", "random: any, aggre: the majority's, worse: a wrong one if there is any",
+        Option("use", "random: any, aggre: the label of the majority, worse: a wrong one if there is any",
                one_of("random", "aggre", "worse"), "random"),
-        Option("rates", "same: all three err with ρ, own: each of a client with a draw from 0 to 2ρ",
+        Option("rates", "same: each annotator's error rate is ρ, own: each rate is drawn from 0 to 2ρ",
                one_of("same", "own"), "same"),
-        Option("errors", "a C×C matrix that says where errors lead to; else any other class", file),
-        Option("pool", "so many annotators for all clients, with rates and errors of their own", _pool),
+        Option("errors", "a C×C matrix of the classes that errors lead to; default: any other class", file),
+        Option("pool", "number of annotators for all clients, each with its own rate and errors", _pool),
     ),
     prepare=annotators,
     nominal=annotated_ratio,

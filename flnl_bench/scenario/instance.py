@@ -1,7 +1,7 @@
 """Instance-dependent noise (`inst`): the image decides which wrong label it gets.
 
-Xia et al., Part-dependent label noise, NeurIPS 2020. There it is applied to a whole data set; here to each
-noisy client with a ratio of its own.
+Xia et al., Part-dependent label noise, NeurIPS 2020. The paper applies it to a whole data set; here each
+noisy client has its own ratio.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from flnl_bench.scenario.setting import (
     NoisyClient,
     Option,
     Setting,
-    drawn,
+    draw_classes,
     mean_over_range,
     number,
     one_of,
+    softmax,
 )
 
-SPREAD = 0.1  # of the samples' flip rates around ρ
+SPREAD = 0.1  # standard deviation of the samples' flip rates around ρ
 _NORMAL = NormalDist()
 
 
 def flip_rates(ratio: float, uniform: np.ndarray) -> np.ndarray:
-    """q: normal draws around ρ, cut off at 0 and 1, by the inverse distribution of uniform draws."""
+    """Turn uniform draws into q: normal draws around ρ, truncated to [0, 1]."""
     low, high = _NORMAL.cdf(-ratio / SPREAD), _NORMAL.cdf((1 - ratio) / SPREAD)
-    chance = np.clip(low + uniform * (high - low), 1e-300, 1 - 2**-53)  # inside (0, 1), as its inverse wants
+    chance = np.clip(low + uniform * (high - low), 1e-300, 1 - 2**-53)  # inv_cdf needs (0, 1)
     return np.clip(ratio + SPREAD * np.array([_NORMAL.inv_cdf(float(p)) for p in chance]), 0, 1)
 
 
 def mean_flip_rate(ratio: float) -> float:
-    """The mean of q, which is not quite ρ; clients with ρ = 0 are clean."""
+    """Return the mean of q, which differs slightly from ρ; clients with ρ = 0 are clean."""
     if ratio == 0:
         return 0.0
     a, b = -ratio / SPREAD, (1 - ratio) / SPREAD
@@ -42,24 +43,23 @@ def mean_flip_rate(ratio: float) -> float:
 
 
 def wrong_class_chances(projected: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """g: softmax of the projected images [n, C] over all classes but the true one."""
+    """Return g: the softmax of the projected images [n, C] over all classes but the true one."""
     projected = projected.copy()
     projected[np.arange(len(true)), true] = -np.inf
-    chances = np.exp(projected - projected.max(axis=1, keepdims=True))
-    return chances / chances.sum(axis=1, keepdims=True)
+    return softmax(projected)
 
 
 def label_chances(wrong: np.ndarray, true: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """P: q·g for the wrong classes, 1 − q for the true one."""
-    chances = wrong * rates[:, None]
+    """Return P: q·g for the wrong classes, 1 − q for the true class."""
+    chances: np.ndarray = wrong * rates[:, None]
     chances[np.arange(len(true)), true] = 1 - rates
     return chances
 
 
 def project(client: NoisyClient, seed: int) -> np.ndarray:
-    """g of all samples, float64 [n, C]: x·W by a standard normal W [d, C] for each true class.
+    """Return g of all samples, float64 [n, C], from x·W with a standard normal W [d, C] for each true class.
 
-    Class by class: for a hundred classes of 32×32 colour images all of them would be 30 million numbers.
+    It works class by class: for 100 classes of 32×32 colour images, all W together have 30 million numbers.
     """
     images, scale = client.dataset.train_x, client.options["scale"] / 255
     centre = images.mean(axis=0).ravel() if client.options["centre"] else 0.0
@@ -74,7 +74,7 @@ def project(client: NoisyClient, seed: int) -> np.ndarray:
 
 
 def share_projection(everyone: NoisyClient) -> np.ndarray | None:
-    """g of all rows of the data set; None where every client has a projection of its own."""
+    """Return g of all rows of the data set; None if each client has its own projection."""
     if everyone.options["projection"] == "client":
         return None
     wrong = np.zeros((len(everyone.dataset.train_y), everyone.classes))
@@ -83,7 +83,7 @@ def share_projection(everyone: NoisyClient) -> np.ndarray | None:
 
 
 def instance_labels(client: NoisyClient) -> np.ndarray:
-    """Every label drawn by its image and a flip rate of its own."""
+    """Draw each label by its image and its own flip rate."""
     if client.ratio == 0:
         return client.true  # the mean of q at ρ = 0 is 0.08
     rates = flip_rates(client.ratio, client.rng.random(len(client.true)))
@@ -91,11 +91,11 @@ def instance_labels(client: NoisyClient) -> np.ndarray:
         wrong = project(client, int(client.rng.integers(2**63)))
     else:
         wrong = client.shared[client.rows]
-    return drawn(label_chances(wrong, client.true, rates), client.rng)
+    return draw_classes(label_chances(wrong, client.true, rates), client.rng)
 
 
 def instance_expected(setting: Setting) -> float:
-    """φ times the mean of q over the range."""
+    """Return φ times the mean of q over the range."""
     return setting.phi * mean_over_range(setting, mean_flip_rate)
 
 

@@ -1,7 +1,7 @@
-"""Open-set noise (`open`): images of classes that do not exist take the places of others.
+"""Open-set noise (`open`): images of classes outside the task replace some train images.
 
-Wang et al., CVPR 2018; Sachdeva et al., WACV 2021. The label stays that of the place, and no label would be
-right: the truth is -1. The pool of other images is another data set, or classes that are held out.
+Wang et al., CVPR 2018; Sachdeva et al., WACV 2021. The given label of the replaced image stays, and no label
+would be right: the truth is -1. The pool of images is another data set, or classes that are held out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flnl_bench.errors import BadInput, unknown
 from flnl_bench.scenario.setting import Load, NoiseKind, NoisyClient, Option, Setting, number, rounded_down
 
 HELD_OUT = "classes:"  # begins a pool of held-out classes
-SAME = 16  # first images by which a data set is known again
+COMPARED_IMAGES = 16  # first images by which the pool is recognised as the data set itself
 
 
 def open_labels(client: NoisyClient) -> tuple[np.ndarray, np.ndarray]:
-    """Of ⌊ρn⌋ candidates the first ⌊ω·candidates⌋ are open, the others get symmetric noise."""
+    """Mark the first ⌊ω·candidates⌋ of the ⌊ρn⌋ candidates as open; the others get symmetric noise."""
     given, is_open = client.true.copy(), np.zeros(len(client.true), bool)
     places = client.candidates()
     first = rounded_down(client.options["omega"] * len(places))
@@ -31,23 +31,23 @@ def open_labels(client: NoisyClient) -> tuple[np.ndarray, np.ndarray]:
 
 
 def deal_pool(needs: list[int], size: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Rows of the pool for each client, none of them twice; the needs must not exceed its size.
+    """Return different rows of the pool for each client; the needs must not exceed the size of the pool.
 
-    A client takes from its own part of the shuffled pool, so that the size of one changes no other's images;
-    only who lacks some gets what the others leave.
+    A client takes from its own part of the shuffled pool, so that the need of one client does not change the
+    images of the others. Only a client whose part is too small takes from the unused rows of the others.
     """
     parts = np.array_split(rng.permutation(size), len(needs))
-    left = np.concatenate([part[need:] for part, need in zip(parts, needs, strict=True)])
-    lacks = [max(0, need - len(part)) for part, need in zip(parts, needs, strict=True)]
-    more = np.split(left[: sum(lacks)], np.cumsum(lacks)[:-1])
+    unused = np.concatenate([part[need:] for part, need in zip(parts, needs, strict=True)])
+    missing = [max(0, need - len(part)) for part, need in zip(parts, needs, strict=True)]
+    extras = np.split(unused[: sum(missing)], np.cumsum(missing)[:-1])
     return [
-        np.concatenate([part[:need], extra]) for part, need, extra in zip(parts, needs, more, strict=True)
+        np.concatenate([part[:need], extra]) for part, need, extra in zip(parts, needs, extras, strict=True)
     ]
 
 
 # -- the pool ----------------------------------------------------------------------------------------
 def _pool(text: str) -> str:
-    """The one way to write a pool."""
+    """Return the canonical name of a pool."""
     if not text.startswith(HELD_OUT):
         return dataset_name(text)
     names = {name.strip() for name in text.removeprefix(HELD_OUT).split("+")}
@@ -57,19 +57,21 @@ def _pool(text: str) -> str:
 
 
 def with_pool(dataset: Dataset, setting: Setting, load: Load) -> Dataset:
-    """The data set with the pool that the setting names; without the classes that are held out for it."""
+    """Return the data set with the pool that the setting names, and without held-out classes."""
     name = setting.kind.option_values(setting)["pool"]
     if name.startswith(HELD_OUT):
         return hold_out(dataset, name.removeprefix(HELD_OUT).split("+"), f"setting {setting.name!r}")
     other = load(name)
-    first = other.train_x[:SAME]
-    if first.shape == dataset.train_x[:SAME].shape and np.array_equal(first, dataset.train_x[:SAME]):
+    first = other.train_x[:COMPARED_IMAGES]
+    if first.shape == dataset.train_x[:COMPARED_IMAGES].shape and np.array_equal(
+        first, dataset.train_x[:COMPARED_IMAGES]
+    ):
         raise BadInput(f"setting {setting.name!r}: {name} has the same images as {dataset.name}")
     return replace(dataset, pool=Pool(other.train_x, other.digest))
 
 
 def hold_out(dataset: Dataset, names: list[str], where: str) -> Dataset:
-    """A data set without some classes: the others are numbered anew, their train images are the pool."""
+    """Remove some classes and renumber the others; the train images of the removed classes are the pool."""
     held = {_class_number(dataset, name, where) for name in names}
     kept = [label for label in range(len(dataset.classes)) if label not in held]
     if len(kept) < 2:
@@ -86,7 +88,7 @@ def hold_out(dataset: Dataset, names: list[str], where: str) -> Dataset:
         test_x=dataset.test_x[test >= 0],
         test_y=test[test >= 0],
         classes=tuple(dataset.classes[label] for label in kept),
-        given={},  # natural labels and class maps lead to classes that are no more
+        given={},  # natural labels and class maps may lead to removed classes
         asymmetric=np.empty(0, np.int64),
         superclass=None,
         pool=Pool(dataset.train_x[train < 0], dataset.digest),
@@ -102,29 +104,36 @@ def _class_number(dataset: Dataset, name: str, where: str) -> int:
 
 
 def in_shape(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Images [n, C, H, W] in another shape: resized, grey as equal colours, colours as grey."""
+    """Convert images [n, C, H, W] to another shape: resized, grey to equal colours or colours to grey."""
     from PIL import Image
 
     if images.shape[1:] == shape:
         return images
     channels, height, width = shape
-    made = np.empty((len(images), *shape), np.uint8)
-    for place, image in zip(made, images, strict=True):
+    converted = np.empty((len(images), *shape), np.uint8)
+    for target, image in zip(converted, images, strict=True):
         picture = Image.fromarray(image[0] if len(image) == 1 else np.moveaxis(image, 0, -1))
         pixels = picture.convert("L" if channels == 1 else "RGB").resize(
             (width, height), Image.Resampling.BILINEAR
         )
-        place[:] = np.moveaxis(np.asarray(pixels).reshape(height, width, channels), -1, 0)
-    return made
+        target[:] = np.moveaxis(np.asarray(pixels).reshape(height, width, channels), -1, 0)
+    return converted
 
 
 OPEN_SET = NoiseKind(
     "open",
-    "images of other classes in place of some, whose labels stay: none is right (Wang et al. 2018)",
+    "images of other classes replace some images, whose labels stay: no label is right (Wang et al. 2018)",
     open_labels,
     options=(
-        Option("pool", "where they come from: a data set, or classes:A+B, held out", _pool, required=True),
-        Option("omega", "share of the errors that are such images, the others are sym", number(0, 1), 1.0),
+        Option(
+            "pool",
+            "source of these images: a data set, or held-out classes, as classes:A+B",
+            _pool,
+            required=True,
+        ),
+        Option(
+            "omega", "share of the errors that are such images; the other errors are sym", number(0, 1), 1.0
+        ),
     ),
     stage=with_pool,
 )

@@ -1,4 +1,4 @@
-"""Partitions: the table of their kinds, and how images are spread over clients, written as `dir-0.3`."""
+"""Partitions, such as `dir-0.3`: the table of their kinds, which spread images over clients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from flnl_bench.errors import BadInput, expect, unknown
 from flnl_bench.registry import Registry, call, check_entry
 
 
-# -- what a kind is ----------------------------------------------------------------------------------
+# -- kinds and parameters ----------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Parameter:
     """A number in the name of a partition."""
 
-    name: str  # in the form, as ALPHA in dir-ALPHA
+    name: str  # in the form of the name, as ALPHA in dir-ALPHA
     low: float
     high: float = math.inf
     example: float = 1.0
     integer: bool = False
-    short: bool = False  # 10 instead of 10.0 in the one way to write it
-    symbol: str = ""  # in messages; else its name
+    short: bool = False  # 10 instead of 10.0 in the canonical name
+    symbol: str = ""  # for messages; default: its name
 
     def parse(self, where: str, text: str) -> float:
-        """The value of a text, or an error that says what is allowed."""
+        """Parse a text, or raise an error that says what is allowed."""
         try:
             value = float(text) if not self.integer or text.isdecimal() else math.nan
         except ValueError:
@@ -37,7 +37,7 @@ class Parameter:
         return int(value) if self.integer else value
 
     def write(self, value: float) -> str:
-        """The one way to write a value."""
+        """Return the canonical text of a value."""
         if self.integer:
             return str(int(value))
         return np.format_float_positional(value, trim="-" if self.short else "0")
@@ -52,28 +52,28 @@ class Parameter:
 
 @dataclass(frozen=True)
 class PartitionKind:
-    """A kind of partition: how it is written and how it spreads images over clients.
+    """An entry of the table of partitions: the form of its name, and the function that splits the rows.
 
-    It is written NAME-A-B with its parameters. `split(labels, clients, rng, least, *parameters)` gives the
-    rows of each client; together they must be all rows, each exactly once, at least `least` a client.
+    A partition is written NAME-A-B with its parameters. `split(labels, clients, rng, least, *parameters)`
+    returns the rows of each client: every row exactly once, and at least `least` rows per client.
     """
 
     name: str  # words joined by dashes
     help: str
     split: Callable[..., Sequence[np.ndarray]]
     parameters: tuple[Parameter, ...] = ()
-    least: int = 1  # images that every client gets
-    iid: bool = False  # whether clients are alike by construction; methods are told
+    least: int = 1  # smallest number of images per client
+    iid: bool = False  # whether all clients have the same distribution by construction; methods are told
 
     @property
     def form(self) -> str:
-        """How it is written."""
+        """The form of its name."""
         return "-".join([self.name, *(parameter.name for parameter in self.parameters)])
 
     @property
     def about(self) -> str:
-        """The help line, with the fewest images of a client if they are more than one."""
-        return f"{self.help}, at least {self.least} images a client" if self.least > 1 else self.help
+        """The help line, with the smallest number of images per client if it is above one."""
+        return f"{self.help}, at least {self.least} images per client" if self.least > 1 else self.help
 
 
 @dataclass(frozen=True)
@@ -81,29 +81,29 @@ class Partition:
     """A parsed partition."""
 
     kind: PartitionKind
-    values: tuple[float, ...] = ()  # of the parameters
+    values: tuple[float, ...] = ()  # the values of the parameters
 
     @property
     def name(self) -> str:
-        """The one way to write this partition."""
+        """The canonical name of this partition."""
         pairs = zip(self.kind.parameters, self.values, strict=True)
         return "-".join([self.kind.name, *(parameter.write(value) for parameter, value in pairs)])
 
     @property
     def iid(self) -> bool:
-        """Whether it is IID by construction."""
+        """Whether the partition is IID by construction."""
         return self.kind.iid
 
     def split(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, min_size: int = 10
     ) -> list[np.ndarray]:
-        """Rows of `labels` for each client, sorted, every row exactly once.
+        """Return the rows of `labels` of each client, sorted, every row exactly once.
 
         Args:
             labels: true labels, int64 [N].
             clients: the number of clients K.
             rng: the stream of the partition.
-            min_size: no client needs more images than this, whatever its kind says.
+            min_size: upper limit of the smallest number of images per client, for small data.
         """
         least = self.check(len(labels), clients, min_size)
         who = f"partition {self.name!r}"
@@ -116,7 +116,7 @@ class Partition:
         return [np.sort(rows) for rows in parts]
 
     def check(self, images: int, clients: int, min_size: int = 10) -> int:
-        """The fewest images that a client gets, or an error if there are not enough for all of them."""
+        """Return the smallest number of images per client, or raise an error if there are too few images."""
         least = min(self.kind.least, min_size)
         if clients < 1 or clients * least > images:
             raise BadInput(
@@ -127,11 +127,11 @@ class Partition:
 
 
 def parse_partition(name: str) -> Partition:
-    """The partition called `name`, or an error that says what is wrong with it."""
-    found = PARTITIONS.match(name)
-    if found is None:
+    """Return the partition of this name, or raise an error that says what is wrong with the name."""
+    match = PARTITIONS.match(name)
+    if match is None:
         raise unknown("partition", name, (example(kind) for kind in PARTITIONS.complete().values()))
-    kind, rest = found
+    kind, rest = match
     if not kind.parameters:
         if rest is not None:
             raise BadInput(f"partition {name!r}: {kind.name} takes no number")
@@ -143,26 +143,26 @@ def parse_partition(name: str) -> Partition:
 
 
 def example(kind: PartitionKind) -> str:
-    """A partition of this kind."""
+    """Return the name of a partition of this kind."""
     return Partition(kind, tuple(parameter.example for parameter in kind.parameters)).name
 
 
 # -- the built-in kinds ------------------------------------------------------------------------------
 TRIES = 1000
-BATCH = 20  # draws that are made at once
+DRAWS_AT_ONCE = 20
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator, least: int) -> list[np.ndarray]:
-    """Shuffled, in parts that differ by one image at most."""
+    """Shuffle the rows and cut them into parts whose sizes differ by at most one."""
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
 def dirichlet(
     labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, alpha: float
 ) -> list[np.ndarray]:
-    """Class by class, by Dirichlet shares, none for clients that are full (NIID-Bench, Li et al. 2022)."""
+    """Spread each class by Dirichlet shares over clients that are not full (NIID-Bench, Li et al. 2022)."""
     sizes_of_class = np.bincount(labels)
-    for _ in range(TRIES // BATCH):
+    for _ in range(TRIES // DRAWS_AT_ONCE):
         counts = _dirichlet_counts(sizes_of_class, clients, alpha, rng)
         enough = np.flatnonzero(counts.sum(axis=1).min(axis=1) >= max(least, 1))
         if len(enough):
@@ -177,15 +177,15 @@ def dirichlet(
 def _dirichlet_counts(
     sizes_of_class: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many images of each class each client gets, in `BATCH` independent draws: int64 [B, C, K].
+    """Draw how many images of each class each client gets, `DRAWS_AT_ONCE` times: int64 [B, C, K].
 
-    A draw in which all of a class falls to clients that are full cannot be used: its counts are 0.
+    A draw that gives a whole class to clients that are full cannot be used: its counts are 0.
     """
     classes, total = len(sizes_of_class), sizes_of_class.sum()
-    shares = rng.dirichlet(np.full(clients, alpha), (BATCH, classes))  # [B, C, K]
-    counts = np.zeros((BATCH, classes, clients), np.int64)
-    held = np.zeros((BATCH, clients), np.int64)
-    usable = np.ones(BATCH, bool)
+    shares = rng.dirichlet(np.full(clients, alpha), (DRAWS_AT_ONCE, classes))  # [B, C, K]
+    counts = np.zeros((DRAWS_AT_ONCE, classes, clients), np.int64)
+    held = np.zeros((DRAWS_AT_ONCE, clients), np.int64)
+    usable = np.ones(DRAWS_AT_ONCE, bool)
     for label, size in enumerate(sizes_of_class):
         is_open = held < total / clients
         share = shares[:, label] * is_open
@@ -196,14 +196,14 @@ def _dirichlet_counts(
 
 
 def _rounded(share: np.ndarray, size: int) -> np.ndarray:
-    """Whole counts that add up to `size`, in proportion to `share`, along the last axis."""
+    """Return whole counts along the last axis, in proportion to `share`, whose sum is `size`."""
     ends = np.cumsum(share, axis=-1)
     ends = np.floor(ends / ends[..., -1:] * size + 1e-9).astype(np.int64)
     return np.diff(ends, prepend=0, axis=-1)
 
 
 def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Random rows of each class to the clients by `counts` [C, K]."""
+    """Deal random rows of each class to the clients by `counts` [C, K]."""
     owner = np.empty(len(labels), np.int64)
     for label, shares in enumerate(counts):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -214,7 +214,7 @@ def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> l
 def fedcorr(
     labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, chance: float, alpha: float
 ) -> list[np.ndarray]:
-    """Bernoulli class holders, Dirichlet shares among the holders (FedCorr, Xu et al. 2022)."""
+    """Draw the holders of each class, and split it by Dirichlet shares (FedCorr, Xu et al. 2022)."""
     present, sizes_of_class = np.unique(labels, return_counts=True)
     for _ in range(TRIES):
         counts = np.zeros((int(present[-1]) + 1, clients), np.int64)
@@ -230,7 +230,7 @@ def fedcorr(
 
 
 def _holders(classes: int, clients: int, chance: float, rng: np.random.Generator) -> np.ndarray:
-    """Which client holds which class, bool [C, K]: no client without a class, no class without a client."""
+    """Draw which client holds which class, bool [C, K]; every client and every class has at least one."""
     holds = rng.random((classes, clients)) < chance
     for client in np.flatnonzero(~holds.any(axis=0)):
         holds[rng.integers(classes), client] = True
@@ -242,7 +242,7 @@ def _holders(classes: int, clients: int, chance: float, rng: np.random.Generator
 def shards(
     labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, each: int
 ) -> list[np.ndarray]:
-    """`each` classes a client; the classes are held by equally many clients, give or take one."""
+    """Give each client `each` classes; the numbers of holders of two classes differ by at most one."""
     present = np.unique(labels)
     if each > len(present) or clients * each < len(present):
         raise BadInput(
@@ -252,7 +252,8 @@ def shards(
     holds = np.zeros((int(present[-1]) + 1, clients), bool)
     held = np.zeros(len(present), np.int64)
     for client in range(clients):
-        mine = np.lexsort((rng.random(len(present)), held))[:each]  # the least held, ties at random
+        by_holders = np.lexsort((rng.random(len(present)), held))  # ties at random
+        mine = by_holders[:each]
         held[mine] += 1
         holds[present[mine], client] = True
     counts = np.zeros(holds.shape, np.int64)
@@ -270,10 +271,10 @@ def shards(
 def quantity(
     labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, alpha: float
 ) -> list[np.ndarray]:
-    """`least` images for everybody, the rest by Dirichlet shares.
+    """Give each client `least` images, and the other images by Dirichlet shares.
 
-    Drawing again until the smallest client is large enough, as `dir` does, would never end here: with
-    100 clients and α = 0.3 one draw in 10^12 passes.
+    To draw again until the smallest client is large enough, as `dir` does, would never end: with 100 clients
+    and α = 0.3, one draw in 10^12 is accepted.
     """
     total = len(labels)
     sizes = least + _rounded(rng.dirichlet(np.full(clients, alpha)), total - clients * least)
@@ -281,14 +282,16 @@ def quantity(
 
 
 def check_partition(entry: object) -> None:
-    """Refuse an entry that could not be written or split."""
+    """Raise an error for an entry without a usable name or a function `split`."""
     check_entry(PartitionKind, entry, numbers=False)
     assert isinstance(entry, PartitionKind)
     if not callable(entry.split):
         raise BadInput(f"PartitionKind {entry.name!r} has no function `split`")
 
 
-ALPHA = Parameter("ALPHA", 0.001, 1e6, example=0.3, symbol="α")  # within it the draws of NumPy are sound
+ALPHA = Parameter(
+    "ALPHA", 0.001, 1e6, example=0.3, symbol="α"
+)  # the range in which the draws of NumPy are accurate
 PARTITIONS: Registry[PartitionKind] = Registry(
     "partition",
     "flnl_register_partitions",
@@ -296,11 +299,11 @@ PARTITIONS: Registry[PartitionKind] = Registry(
     (
         PartitionKind("iid", "shuffled and split evenly", iid, iid=True),
         PartitionKind(
-            "dir", "each class spread over the clients by Dirichlet(ALPHA)", dirichlet, (ALPHA,), least=10
+            "dir", "each class split over the clients by Dirichlet(ALPHA)", dirichlet, (ALPHA,), least=10
         ),
         PartitionKind(
             "fedcorr",
-            "a client holds a class with probability P; its holders share it by Dirichlet(ALPHA)",
+            "a client holds a class with probability P; its holders split it by Dirichlet(ALPHA)",
             fedcorr,
             (
                 Parameter("P", 0.001, 1, example=0.7, short=True),

@@ -1,4 +1,4 @@
-"""A scenario: who holds which images, with which given labels."""
+"""A scenario: which client holds which images, with which given labels."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from flnl_bench.data.dataset import Dataset, LoadProgress
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
 from flnl_bench.registry import call
-from flnl_bench.scenario.apply_noise import label
-from flnl_bench.scenario.noise import parse_setting
+from flnl_bench.scenario.noise import apply_noise, parse_setting
 from flnl_bench.scenario.open_set import in_shape
 from flnl_bench.scenario.partition import parse_partition
 
-MOST_COUNTS = 2_000_000  # of transitions that are written down: 16 MB; 100 clients of 141 classes
+MOST_TRANSITIONS = 2_000_000  # 16 MB; as many as 100 clients have with 141 classes
 
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """One federation, the same for every method that is measured on it."""
+    """One federation, the same for every method that is compared."""
 
     dataset: str
     partition: str
     setting: str
     seed: int
-    samples: int | None  # how many train images are used; None: all
+    samples: int | None  # number of train images in use; None: all
     clients: tuple[np.ndarray, ...]  # sorted int64 row numbers into the train set
-    given: np.ndarray  # int64 [N], the labels to train on; rows of no client keep the true one
-    true: np.ndarray  # int64 [N]; -1: an open-set image, for which no label is right
+    given: np.ndarray  # int64 [N], the labels to train on; rows of no client keep the true label
+    true: np.ndarray  # int64 [N]; -1: an open-set image, for which no apply_noise is right
     classes: int
     kinds: tuple[str, ...]  # noise of each client: clean, or a name of NOISES
-    nominal: np.ndarray  # float64 [K], ρ_k; not a number for natural noise
+    nominal: np.ndarray  # float64 [K], ρ_k; NaN for natural noise
     dataset_digest: str
-    truth_known: bool = True  # False: `true` is a copy of `given`, and what needs the truth means nothing
-    announced: float | None = None  # share of wrong labels that methods are told, where the data decide it
-    replaced: np.ndarray | None = None  # int64 [N], the image of the pool in place of each row's; -1: its own
+    truth_known: bool = True  # False: `true` is a copy of `given`, and measures of errors have no meaning
+    announced: float | None = None  # share of wrong labels that methods are told, if the data decide it
+    replaced: np.ndarray | None = None  # int64 [N], the image of the pool that replaces each row's; -1: none
     pool_digest: str | None = None  # of the data set that the pool comes from
 
     @cached_property
@@ -52,22 +51,23 @@ class Scenario:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        """Whether the given label is not the true one, bool [N]."""
-        return self.given != self.true
+        """Whether the given apply_noise is not the true one, bool [N]."""
+        differs: np.ndarray = self.given != self.true
+        return differs
 
     @cached_property
     def is_open(self) -> np.ndarray:
-        """Whether the image is of no class, bool [N]."""
+        """Whether the image is an open-set image, which has no right class, bool [N]."""
         return self.true < 0
 
     @property
     def slots(self) -> np.ndarray:
-        """The classes of rows as the partition saw it, int64 [N]; of open-set images that of their place."""
+        """The true classes of the original images, int64 [N], also where an open-set image replaces them."""
         return np.where(self.is_open, self.given, self.true)
 
     @property
     def expected_noise(self) -> float:
-        """The share of wrong labels that methods are told; not a number for natural noise."""
+        """The share of wrong labels that methods are told; NaN for natural noise."""
         return parse_setting(self.setting).expected_ratio if self.announced is None else self.announced
 
     @cached_property
@@ -87,12 +87,12 @@ class Scenario:
 
     @property
     def transitions(self) -> np.ndarray | None:
-        """How often class i became class j at each client, int64 [K, C, C]; None if that is too large.
+        """How often class i became class j at each client, int64 [K, C, C]; None if the table is too large.
 
-        Where there is open-set noise it is [K, C + 1, C]: the last row counts the labels of open-set images.
+        With open-set noise it is [K, C + 1, C]: the last row counts the labels of open-set images.
         """
         height = self.classes + (self.replaced is not None)
-        if len(self.clients) * height * self.classes > MOST_COUNTS:
+        if len(self.clients) * height * self.classes > MOST_TRANSITIONS:
             return None
         pairs = np.where(self.is_open, self.classes, self.true) * self.classes + self.given
         counts = [np.bincount(pairs[rows], minlength=height * self.classes) for rows in self.clients]
@@ -100,7 +100,7 @@ class Scenario:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that are the same for the same federation, and only for it."""
+        """Hash of the images, index lists and labels: 16 hexadecimal digits that identify the federation."""
         hasher = hashlib.blake2b(digest_size=8)
         family = self.dataset.partition(":")[0]
         hasher.update(f"{family}/{self.dataset_digest}/{self.classes}/{self.sizes}".encode())
@@ -120,7 +120,7 @@ def draw_scenario(
     seed: int = 1,
     samples: int | None = None,
 ) -> Scenario:
-    """The scenario of these names; nothing else changes a draw.
+    """Draw the scenario of these names; no other input changes a draw.
 
     Args:
         dataset: the loaded data set, as `stage` gives it.
@@ -128,7 +128,7 @@ def draw_scenario(
         setting: a name such as `sym-1.0` or `clean`, see NOISES.
         clients: the number of clients K.
         seed: of all draws; the partition is the same for all settings of one seed.
-        samples: use only that many train images, drawn at random.
+        samples: the number of train images in use, drawn at random; None: all.
     """
     noise = parse_setting(setting)
     split = parse_partition(partition)
@@ -145,23 +145,24 @@ def draw_scenario(
         classes=len(dataset.classes),
         dataset_digest=dataset.digest,
         truth_known=dataset.truth_known,
-        **label(dataset, noise, held, seed),
+        **apply_noise(dataset, noise, held, seed),
     )
 
 
 def stage(
     dataset: Dataset, setting: str, data_dir: Path | None = None, progress: LoadProgress | None = None
 ) -> Dataset:
-    """The data set as a setting needs it: for open-set noise with a pool of images, else as it is."""
+    """Add the pool of images that open-set noise needs; for other settings, return the data set unchanged."""
     noise = parse_setting(setting)
     if noise.kind.stage is None or dataset.pool is not None:
         return dataset
     load = partial(load_dataset, data_dir=data_dir, progress=progress)
-    return call(f"noise {noise.kind.name!r}", noise.kind.stage, dataset, noise, load)
+    staged: Dataset = call(f"noise {noise.kind.name!r}", noise.kind.stage, dataset, noise, load)
+    return staged
 
 
 def dress(dataset: Dataset, scenario: Scenario) -> Dataset:
-    """A staged data set with the images that the clients really hold."""
+    """Put the open-set images of a scenario in the places of the images that they replace."""
     if scenario.replaced is None or dataset.pool is None:
         return dataset
     rows = np.flatnonzero(scenario.replaced >= 0)
@@ -171,7 +172,7 @@ def dress(dataset: Dataset, scenario: Scenario) -> Dataset:
 
 
 def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
-    """The train rows in use, sorted."""
+    """Return the train rows in use, sorted."""
     total = len(dataset.train_y)
     if samples is None:
         return np.arange(total)
@@ -183,7 +184,7 @@ def _subset(dataset: Dataset, samples: int | None, seed: int) -> np.ndarray:
 
 
 def client_table(scenario: Scenario) -> list[dict[str, Any]]:
-    """One row for each client; None stands for what is not known."""
+    """Return one row per client; unknown values are None."""
     known, slots = scenario.truth_known, scenario.slots
     return [
         {
@@ -200,7 +201,7 @@ def client_table(scenario: Scenario) -> list[dict[str, Any]]:
 
 
 def scenario_summary(scenario: Scenario) -> dict[str, Any]:
-    """The scenario as a whole."""
+    """Return the names, sizes and shares of wrong labels of the whole scenario."""
     sizes = scenario.sizes
     return {
         "dataset": scenario.dataset,
@@ -219,7 +220,7 @@ def scenario_summary(scenario: Scenario) -> dict[str, Any]:
 
 
 def _apart(scenario: Scenario, wrong: float, is_open: float) -> dict[str, float | None]:
-    """The open-set images and the other errors apart, where there are any of the former."""
+    """Split a share of wrong labels into open-set images and other errors, for open-set noise only."""
     if scenario.replaced is None:
         return {}
     return {"realised_open": _number(is_open), "realised_closed": _number(wrong - is_open)}

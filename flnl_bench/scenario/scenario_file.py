@@ -1,14 +1,14 @@
 """Scenarios as files, so that other programs can use the identical federation.
 
-PATH.npz holds everything (no pickles): `clients`, all row numbers client after client, `sizes`, how
-many belong to each, `given`, `true`, `kinds`, `nominal`, and `about`, the names as JSON text; where the
-truth is known and there is room, `transitions`, how often class i became class j at each client, [K, C, C].
-Open-set noise adds `replaced`, the image of the pool in place of each row's (-1: its own), and a row to
-`transitions`; the true label of these images is -1.
+PATH.npz holds everything (no pickles): `clients`, the row numbers of all clients, one client after the
+other; `sizes`, the number of rows of each client; `given`, `true`, `kinds`, `nominal`; and `about`, the names
+as JSON text. If the truth is known and the table is not too large, `transitions` has how often class i became
+class j at each client, [K, C, C]. Open-set noise adds `replaced`, the image of the pool that replaces each
+row's image (-1: none), and a row to `transitions`; the true label of these images is -1.
 PATH.json repeats the names for people and adds a table of the clients.
 
-Whoever receives a file need not trust it: its parts are checked against each other when it is read, and
-against the data set before it is used.
+A file from strangers is not trusted: its parts are checked against each other when it is read, and against
+the data set before it is used.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from flnl_bench.atomic_files import json_text, parse_json, path_part, read_file, read_npz, replace_file
-from flnl_bench.data.dataset import Dataset, as_labels
+from flnl_bench.data.dataset import Dataset, checked_labels
 from flnl_bench.errors import BadInput, one_line, require
 from flnl_bench.scenario.noise import noisy_labels, parse_setting
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.scenario.scenario import Scenario, client_table, scenario_summary
 from flnl_bench.scenario.setting import NoisyClient, Setting, rounded_down
 
-FORMAT = "flnl-bench scenario 1"
+SCENARIO_FORMAT = "flnl-bench scenario 1"
 ARRAYS = {"clients": "iu", "sizes": "iu", "given": "iu", "true": "iu", "kinds": "U", "nominal": "f"}  # dtypes
 ABOUT: dict[str, tuple[type, ...]] = {
     "dataset": (str,),
@@ -41,14 +41,14 @@ ABOUT: dict[str, tuple[type, ...]] = {
     "dataset_digest": (str,),
     "truth_known": (bool,),
 }
-SOMETIMES = {"announced": float, "pool_digest": str}  # what most scenarios lack
+OPTIONAL_ABOUT = {"announced": float, "pool_digest": str}  # that most scenarios lack
 
 
 def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
-    """Write PATH.npz and PATH.json and give their paths; each appears whole or not at all."""
+    """Write PATH.npz and PATH.json and return their paths; no file is ever incomplete."""
     npz, readable = _files(path)
     about = _about(scenario)
-    # It follows from the labels, and is there for programs that only look at the noise.
+    # Derived from the labels, for programs that need only the noise.
     counts = scenario.transitions if scenario.truth_known else None
     derived = {"transitions": counts, "replaced": scenario.replaced}
     buffer = io.BytesIO()
@@ -74,7 +74,7 @@ def save_scenario(scenario: Scenario, path: str | Path) -> tuple[Path, Path]:
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a saved scenario; a torn, foreign or changed file is an error."""
+    """Read a saved scenario; raise an error for an incomplete, foreign or changed file."""
     npz, readable = _files(path)
     for file in (npz, readable):
         if not file.is_file():
@@ -104,21 +104,21 @@ def load_scenario(path: str | Path) -> Scenario:
 
 def _about(scenario: Scenario) -> dict[str, Any]:
     names = {key: getattr(scenario, key) for key in ABOUT}
-    names |= {key: value for key in SOMETIMES if (value := getattr(scenario, key)) is not None}
-    return {"format": FORMAT, "fingerprint": scenario.fingerprint, **names}
+    names |= {key: value for key in OPTIONAL_ABOUT if (value := getattr(scenario, key)) is not None}
+    return {"format": SCENARIO_FORMAT, "fingerprint": scenario.fingerprint, **names}
 
 
 def _rebuild(about: Any, arrays: dict[str, np.ndarray]) -> Scenario:
-    """The scenario of a file, every part of which is of its type and within its range."""
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT!r}")
+    """Build the scenario of a file, after a check of the type and range of every part."""
+    if not isinstance(about, dict) or about.get("format") != SCENARIO_FORMAT:
+        raise ValueError(f"its format is not {SCENARIO_FORMAT!r}")
     for key, kinds in ABOUT.items():
         require(type(about.get(key)) in kinds, key, repr(about.get(key)), f"of type {kinds[0].__name__}")
-    for key, sort in SOMETIMES.items():
-        require(type(about.get(key, sort())) is sort, key, repr(about.get(key)), f"of type {sort.__name__}")
-    for key, kind in ARRAYS.items():
-        found = arrays[key]
-        require(found.ndim == 1 and found.dtype.kind in kind, key, f"{found.dtype} {found.shape}", "a list")
+    for key, kind in OPTIONAL_ABOUT.items():
+        require(type(about.get(key, kind())) is kind, key, repr(about.get(key)), f"of type {kind.__name__}")
+    for key, dtypes in ARRAYS.items():
+        array = arrays[key]
+        require(array.ndim == 1 and array.dtype.kind in dtypes, key, f"{array.dtype} {array.shape}", "a list")
     _check_names(about)
     rows, sizes, total = arrays["clients"].astype(np.int64), arrays["sizes"], len(arrays["given"])
     if not (len(sizes) == len(arrays["kinds"]) == len(arrays["nominal"]) > 0 and sizes.min() > 0):
@@ -131,23 +131,23 @@ def _rebuild(about: Any, arrays: dict[str, np.ndarray]) -> Scenario:
     true, replaced = _true_and_replaced(arrays, total, about["classes"])
     return Scenario(
         clients=tuple(np.split(rows, np.cumsum(sizes.astype(np.int64))[:-1])),
-        given=as_labels(arrays["given"], total, "given", about["classes"]),
+        given=checked_labels(arrays["given"], total, "given", about["classes"]),
         true=true,
         kinds=tuple(str(kind) for kind in arrays["kinds"]),
         nominal=arrays["nominal"].astype(np.float64),
         replaced=replaced,
         **{key: about[key] for key in ABOUT},
-        **{key: about[key] for key in SOMETIMES if key in about},
+        **{key: about[key] for key in OPTIONAL_ABOUT if key in about},
     )
 
 
 def _true_and_replaced(
     arrays: dict[str, np.ndarray], total: int, classes: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """True labels, -1 exactly where an image is replaced; the images of the pool, none of them twice."""
+    """Check and return the true labels (-1 only for replaced images) and the images of the pool."""
     replaced = arrays.get("replaced")
     if replaced is None:
-        return as_labels(arrays["true"], total, "true", classes), None
+        return checked_labels(arrays["true"], total, "true", classes), None
     require(replaced.dtype.kind == "i" and replaced.shape == (total,), "replaced", replaced.dtype, "a list")
     is_open, true = replaced >= 0, arrays["true"].astype(np.int64)
     used = replaced[is_open]
@@ -155,35 +155,36 @@ def _true_and_replaced(
         raise ValueError("replaced must hold different rows of the pool, and -1 for the others")
     if len(true) != total or np.any((true == -1) != is_open):
         raise ValueError("true labels must be -1 where images are replaced, and nowhere else")
-    as_labels(np.where(is_open, 0, true), total, "true", classes)
+    checked_labels(np.where(is_open, 0, true), total, "true", classes)
     return true, replaced.astype(np.int64)
 
 
 def _check_names(about: dict[str, Any]) -> None:
-    """Names must be as we write them."""
+    """Raise an error for a name that is not canonical, or a number that is out of range."""
     for key, name in (("partition", parse_partition), ("setting", parse_setting)):
-        path_part(about[key].partition(",")[0], key)  # options of a setting may hold paths
+        path_part(about[key].partition(",")[0], key)  # options of a setting may contain paths
         require(name(about[key]).name == about[key], key, about[key], name(about[key]).name)
     for key in ("dataset_digest", "pool_digest"):
         digest = re.fullmatch("[0-9a-f]{32}", about.get(key, "0" * 32))
-        require(digest is not None, key, "odd", "32 hex digits")
+        require(digest is not None, key, repr(about.get(key)), "32 hex digits")
     require(0 <= about["seed"] < 2**63, "seed", about["seed"], "a whole number from 0")
     require(2 <= about["classes"] < 2**31, "classes", about["classes"], "a whole number from 2")
 
 
 def _check_noise(scenario: Scenario, setting: Setting) -> None:
-    """What is said about the noise must fit the setting and the labels."""
+    """Raise an error if kinds, ratios or replaced images do not fit the setting and the labels."""
     kinds, nominal = np.array(scenario.kinds), scenario.nominal
     noisy = kinds != "clean"
     allowed = setting.kind.among or (setting.kind.name,)
-    if strange := set(scenario.kinds) - {"clean", *allowed}:
-        raise ValueError(f"the setting {scenario.setting} has no clients of the kind {min(strange)!r}")
+    if unknown_kinds := set(scenario.kinds) - {"clean", *allowed}:
+        raise ValueError(f"the setting {scenario.setting} has no clients of the kind {min(unknown_kinds)!r}")
     if setting.kind.name != "clean" and noisy.sum() != rounded_down(setting.phi * len(kinds)):
         raise ValueError(f"{noisy.sum()} of {len(kinds)} clients are noisy, not as {scenario.setting} says")
     if np.any(nominal[~noisy] != 0) or np.any(scenario.realised[~noisy] > 0):
         raise ValueError("a clean client has wrong labels, or a ratio of them")
     if (scenario.announced is not None) != (setting.kind.announced is not None):
-        raise ValueError(f"an announced ratio is there or missing, not as {scenario.setting} has it")
+        must = "lacks an" if setting.kind.announced else "must not have an"
+        raise ValueError(f"{scenario.setting} {must} announced ratio")
     require(0 <= (scenario.announced or 0) <= setting.phi, "announced", scenario.announced, "from 0 to φ")
     if (scenario.replaced is None) != (scenario.pool_digest is None):
         raise ValueError("replaced images must come with the digest of their pool")
@@ -201,9 +202,9 @@ def _check_noise(scenario: Scenario, setting: Setting) -> None:
         raise ValueError("the truth is not known, but there are wrong labels")
 
 
-# -- against the data --------------------------------------------------------------------------------
+# -- the check against the data ----------------------------------------------------------------------
 def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
-    """Refuse to use a scenario with other data than it was made for, or whose truth is not the data's."""
+    """Raise an error if a scenario was made for other data, or has other true labels than the data."""
     if scenario.dataset_digest != dataset.digest:
         raise BadInput(
             f"the scenario {scenario.fingerprint} was made for {scenario.dataset} (digest "
@@ -213,9 +214,9 @@ def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
         "number of classes": (scenario.classes, len(dataset.classes)),
         "truth_known": (scenario.truth_known, dataset.truth_known),
     }
-    for name, (told, found) in facts.items():
-        if told != found:
-            raise BadInput(f"the {name} of the scenario is {told}, but {found} in {dataset.name}")
+    for name, (of_scenario, of_data) in facts.items():
+        if of_scenario != of_data:
+            raise BadInput(f"the {name} of the scenario is {of_scenario}, but {of_data} in {dataset.name}")
     if scenario.replaced is not None:
         pool = dataset.pool
         if pool is None or scenario.pool_digest != pool.digest or scenario.replaced.max() >= len(pool.images):
@@ -230,7 +231,7 @@ def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
 
 
 def _forged(scenario: Scenario, dataset: Dataset, client: int) -> str | None:
-    """What the labels of a client with a built-in kind of noise cannot be; None if all is well."""
+    """Say why the labels of a client cannot come from its built-in kind of noise; None if they can."""
     rows, kind = scenario.clients[client], scenario.kinds[client]
     given, true, wrong = scenario.given[rows], scenario.true[rows], scenario.wrong[rows]
     if kind in ("sym", "asym", "asym-super", "pair", "open"):
@@ -242,14 +243,14 @@ def _forged(scenario: Scenario, dataset: Dataset, client: int) -> str | None:
         return "has wrong labels that are not those of the class map"
     if kind == "real":
         setting = parse_setting(scenario.setting)
-        drawn = NoisyClient(true, rows, np.nan, setting, dataset, np.random.default_rng(0), scenario.seed)
-        if np.any(given != noisy_labels(kind, drawn)):
+        noisy = NoisyClient(true, rows, np.nan, setting, dataset, np.random.default_rng(0), scenario.seed)
+        if np.any(given != noisy_labels(kind, noisy)):
             return "does not have the natural labels of the data set"
     return None
 
 
 def _files(path: str | Path) -> tuple[Path, Path]:
-    """Both paths; only .npz and .json count as endings, as names like sym-1.0 have dots."""
+    """Return both paths; only .npz and .json are file endings, because names like sym-1.0 have dots."""
     path = Path(path)
     if not path.name:
         raise BadInput(f"{str(path)!r} is not a file name for a scenario")

@@ -1,4 +1,4 @@
-"""What a kind of label noise is, what it sees of a client, and a setting: a kind with its numbers."""
+"""Settings of label noise: a kind with its numbers and options, and the client that it is applied to."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.random_streams import stream
 
-FLOAT_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
-Load = Callable[[str], Dataset]  # another data set by its name
+ROUNDING_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
+Load = Callable[[str], Dataset]  # loads another data set by its name
 
 
 # -- options -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Option:
-    """Something that may be written behind a setting, as `step` in pair-0.6,step=-1."""
+    """An option of a kind of noise, such as `step` in pair-0.6,step=-1."""
 
     name: str
-    help: str  # what may be written and what it does
-    parse: Callable[[str], Any]  # of a text; a ValueError says what is allowed
+    help: str  # the allowed values and their meaning
+    parse: Callable[[str], Any]  # from text; a ValueError says what is allowed
     default: Any = None
     required: bool = False
 
     @property
     def about(self) -> str:
-        """The option with its default."""
-        value = "…" if self.default is None else written(self.default)
+        """The option with its default, for lists."""
+        value = "…" if self.default is None else as_text(self.default)
         return f"{self.name}={value}: {self.help}" + (" (must be given)" if self.required else "")
 
 
 def number(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """The parser of numbers from `low` to `high`."""
+    """Return a parser of numbers from `low` to `high`."""
 
     def parse(text: str) -> float:
         allowed = f"a number of {low:g} or more" if high == math.inf else f"a number from {low:g} to {high:g}"
@@ -55,8 +55,8 @@ def number(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 
 def one_of(*values: Any) -> Callable[[str], Any]:
-    """The parser of one of several values."""
-    texts = {written(value): value for value in values}
+    """Return a parser of one of several values."""
+    texts = {as_text(value): value for value in values}
 
     def parse(text: str) -> Any:
         if text not in texts:
@@ -67,16 +67,16 @@ def one_of(*values: Any) -> Callable[[str], Any]:
 
 
 def file(text: str) -> str:
-    """The path of a file, which is read when labels are drawn; absolute: the same file has one name."""
+    """Return the absolute path of a file, its only name; the file is read when labels are drawn."""
     if not text:
         raise ValueError("the path of a file")
     return os.path.abspath(Path(text).expanduser())
 
 
-def written(value: Any) -> str:
-    """The one way to write a number, a switch, a name or several of them."""
+def as_text(value: Any) -> str:
+    """Return the canonical text of a number, a truth value, a name or several of them."""
     if isinstance(value, tuple):
-        return "+".join(map(written, value))
+        return "+".join(map(as_text, value))
     if isinstance(value, bool):
         return str(value).lower()
     return np.format_float_positional(value, trim="0") if isinstance(value, float) else str(value)
@@ -85,44 +85,44 @@ def written(value: Any) -> str:
 # -- kinds, clients, settings ------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NoiseKind:
-    """A kind of label noise: how it is written and how it changes the labels of one noisy client.
+    """An entry of the table of noises: the form of its settings, and the labels of one noisy client.
 
-    It is written NAME-PHI[:LOW-HIGH][,OPTION=VALUE…], PHI being the share of noisy clients. A kind without
-    `ratios` is for all clients, and what is written behind its name is its own affair (`Setting.rest`).
+    Settings are NAME-PHI[:LOW-HIGH][,OPTION=VALUE…], PHI being the share of noisy clients. A kind without
+    `ratios` makes all clients noisy, and the kind itself interprets the text after its name (`Setting.rest`).
     """
 
     name: str  # words joined by dashes
     help: str
-    # The given labels, int64 [n]; or a pair of them and bool [n]: whose images the pool replaces
+    # Returns the given labels, int64 [n]; or a pair of labels and bool [n]: which images the pool replaces
     labels: Callable[[NoisyClient], np.ndarray | tuple[np.ndarray, np.ndarray]] | None = None
-    # ρ of noisy clients if no range is written; not numbers: then they have none
+    # Range of ρ of noisy clients if the setting has none; NaN: then ρ is not drawn
     ratios: tuple[float, float] | None = (0.2, 0.4)
-    parse: Callable[[NoiseKind, str | None], Setting] | None = None  # of what follows the name and a dash
-    written: str | None = None  # how, if it has a parser of its own
-    expected: Callable[[Setting], float] | None = None  # share of wrong labels that is announced; else φ·E[ρ]
+    parse: Callable[[NoiseKind, str | None], Setting] | None = None  # of the text after the name and a dash
+    written: str | None = None  # the form of its settings, if it has its own parser
+    expected: Callable[[Setting], float] | None = None  # announced share of wrong labels; default: φ·E[ρ]
     needs_truth: bool = True
     among: tuple[str, ...] = ()  # instead of `labels`: each noisy client draws one of these kinds
     options: tuple[Option, ...] = ()
-    # Called once, with all clients as if they were one: what it gives is `shared` of every client
+    # Called once, with the rows of all clients as one client: the result is `shared` of every client
     prepare: Callable[[NoisyClient], Any] | None = None
     nominal: Callable[[NoisyClient], float] | None = None  # ρ of a client, if it is not drawn
-    announced: Callable[[NoisyClient], float] | None = None  # `expected` where it depends on the data: of all
-    stage: Callable[[Dataset, Setting, Load], Dataset] | None = None  # gives the data set a pool of images
+    announced: Callable[[NoisyClient], float] | None = None  # replaces `expected` if it depends on the data
+    stage: Callable[[Dataset, Setting, Load], Dataset] | None = None  # adds a pool of images
 
     @property
     def form(self) -> str:
-        """How it is written."""
+        """The form of its settings."""
         form = self.written or (f"{self.name}-PHI[:LOW-HIGH]" if self.ratios else self.name)
         return form + "".join(f",{option.name}=…" for option in self.options if option.required)
 
     @property
     def about(self) -> str:
-        """The help line, with the ratios that are used if none are written."""
+        """The help line, with the default range of ratios."""
         low, high = self.ratios or (math.nan, math.nan)
         return self.help if math.isnan(low) else f"{self.help}, ratio {low:g} to {high:g}"
 
     def option_values(self, setting: Setting) -> dict[str, Any]:
-        """All its options: as the setting has them, or their defaults."""
+        """Return the values of all options: from the setting, or the defaults."""
         values = {option.name: option.default for option in self.options} | dict(setting.options)
         for option in self.options:
             if option.required and values[option.name] is None:
@@ -135,17 +135,17 @@ class NoiseKind:
 
 @dataclass(frozen=True, eq=False)
 class NoisyClient:
-    """What a kind of noise makes the given labels of one client from."""
+    """A noisy client, as the functions of a kind of noise see it."""
 
     true: np.ndarray  # int64 [n]
-    rows: np.ndarray  # int64 [n], of its images in `dataset.train_x`
-    ratio: float  # ρ, the nominal share of wrong labels; not a number for kinds without ratios
+    rows: np.ndarray  # int64 [n], the rows of its images in `dataset.train_x`
+    ratio: float  # ρ, the nominal share of wrong labels; NaN for kinds without ratios
     setting: Setting
     dataset: Dataset  # images, class maps, natural labels
     rng: np.random.Generator  # the client's own stream
     seed: int
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the kind, all of them
-    shared: Any = None  # what the kind has prepared for all clients
+    options: Mapping[str, Any] = field(default_factory=dict)  # the values of all options of the kind
+    shared: Any = None  # the result of `prepare` of the kind, the same for all clients
 
     @property
     def classes(self) -> int:
@@ -153,15 +153,15 @@ class NoisyClient:
         return len(self.dataset.classes)
 
     def candidates(self) -> np.ndarray:
-        """⌊ρn⌋ places among the client's labels, drawn without replacement over the whole client."""
+        """Draw ⌊ρn⌋ places among the client's labels, without replacement."""
         return self.rng.choice(len(self.true), rounded_down(self.ratio * len(self.true)), replace=False)
 
     def shared_rng(self, name: str) -> np.random.Generator:
-        """The stream of what all clients have in common; begin its name with that of the kind."""
+        """Return a random stream that all clients share; begin its name with the name of the kind."""
         return stream(self.seed, "scenario", "noise", name, self.dataset.family)
 
     def array(self, option: str, *shape: int) -> np.ndarray:
-        """The numbers in the file that an option names, float64 of this shape, all of them 0 or more."""
+        """Read the file that an option names: float64 of this shape, all numbers 0 or more."""
         where = f"setting {self.setting.name!r}: {option}"
         values = read_array(Path(self.options[option]), where)
         if values.shape != shape or values.dtype.kind not in "fiu":
@@ -181,28 +181,28 @@ class Setting:
     phi: float = 0.0  # φ, the share of noisy clients
     low: float = 0.0  # ρ_min
     high: float = 0.0  # ρ_max
-    rest: str = ""  # what else its kind takes, as `aggre` in real-aggre
-    options: tuple[tuple[str, Any], ...] = ()  # those that differ from their defaults
+    rest: str = ""  # text for kinds without ratios, such as `aggre` in real-aggre
+    options: tuple[tuple[str, Any], ...] = ()  # options that differ from their defaults
 
     @property
     def name(self) -> str:
-        """The one way to write this setting."""
+        """The canonical name of this setting."""
         name = f"{self.kind.name}-{self.rest}" if self.rest else self.kind.name
         if self.kind.ratios is not None:
-            name = f"{name}-{written(self.phi)}"
+            name = f"{name}-{as_text(self.phi)}"
             if not (math.isnan(self.low) or (self.low, self.high) == self.kind.ratios):
-                name = f"{name}:{written(self.low)}-{written(self.high)}"
-        return ",".join([name, *(f"{key}={written(value)}" for key, value in self.options)])
+                name = f"{name}:{as_text(self.low)}-{as_text(self.high)}"
+        return ",".join([name, *(f"{key}={as_text(value)}" for key, value in self.options)])
 
     @property
     def expected_ratio(self) -> float:
-        """The nominal share of wrong labels over all clients; not a number where only the data know."""
+        """The nominal share of wrong labels over all clients; NaN if it depends on the data."""
         expected = self.kind.expected
         return expected(self) if expected else self.phi * (self.low + self.high) / 2
 
 
 def parse_options(kind: NoiseKind, name: str, texts: list[str]) -> tuple[tuple[str, Any], ...]:
-    """What is written behind a setting, as values in the order of the kind's options, without defaults."""
+    """Parse the options of a setting; the values are in the order of the kind's options, without defaults."""
     known = {option.name: option for option in kind.options}
     if texts and not known:
         raise BadInput(f"setting {name!r}: {kind.name} has no options")
@@ -214,7 +214,7 @@ def parse_options(kind: NoiseKind, name: str, texts: list[str]) -> tuple[tuple[s
         if key not in known:
             raise unknown("option", key, known, f"setting {name!r}")
         if key in values:
-            raise BadInput(f"setting {name!r}: {key} is there twice")
+            raise BadInput(f"setting {name!r}: {key} is given twice")
         try:
             values[key] = known[key].parse(value)
         except BadInput as error:
@@ -225,18 +225,26 @@ def parse_options(kind: NoiseKind, name: str, texts: list[str]) -> tuple[tuple[s
 
 
 def rounded_down(value: float) -> int:
-    """⌊value⌋ for products that are whole but for rounding errors."""
-    return math.floor(value + FLOAT_GUARD)
+    """Return ⌊value⌋, tolerant of rounding errors in products."""
+    return math.floor(value + ROUNDING_GUARD)
 
 
-def drawn(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A class for each row of chances [n, C], which need not sum to one."""
+def draw_classes(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw a class for each row of chances [n, C], which need not sum to one."""
     ends = np.cumsum(chances, axis=1)
-    return (ends <= rng.random(len(ends))[:, None] * ends[:, -1:]).sum(axis=1)
+    classes: np.ndarray = (ends <= rng.random(len(ends))[:, None] * ends[:, -1:]).sum(axis=1)
+    return classes
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    """Turn each row of values [n, C] into chances that sum to one."""
+    weights = np.exp(values - values.max(axis=1, keepdims=True))
+    chances: np.ndarray = weights / weights.sum(axis=1, keepdims=True)
+    return chances
 
 
 def mean_over_range(setting: Setting, wrong: Callable[[float], float]) -> float:
-    """The mean over ρ ~ U(ρ_min, ρ_max) of the share of wrong labels at ρ."""
+    """Return the mean over ρ ~ U(ρ_min, ρ_max) of the share of wrong labels at ρ."""
     places, weights = np.polynomial.legendre.leggauss(64)
     ratios = setting.low + (setting.high - setting.low) * (places + 1) / 2
     return float(sum(weight * wrong(float(ratio)) for ratio, weight in zip(ratios, weights, strict=True)) / 2)

@@ -1,4 +1,4 @@
-"""Noise by class: each to the next one (`pair`), or by the user's transition matrix (`matrix`)."""
+"""Noise by class: each class to the next class (`pair`), or by the user's transition matrix (`matrix`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from flnl_bench.scenario.setting import (
     NoiseKind,
     NoisyClient,
     Option,
-    drawn,
+    draw_classes,
     file,
     number,
     one_of,
     rounded_down,
 )
 
-ROW_SUM = 1e-6  # a row of a transition matrix may miss one by this much
+ROW_SUM_TOLERANCE = 1e-6  # largest difference between the sum of a row and one
 
 
 # -- pair --------------------------------------------------------------------------------------------
 def pair_labels(client: NoisyClient) -> np.ndarray:
-    """Every candidate of class c becomes (c + step) mod C."""
+    """Give every candidate of class c the label (c + step) mod C."""
     given = client.true.copy()
     places = client.candidates() if client.shared is None else _candidates_by_class(client)
     given[places] = (given[places] + client.options["step"]) % client.classes
@@ -31,7 +31,7 @@ def pair_labels(client: NoisyClient) -> np.ndarray:
 
 
 def _candidates_by_class(client: NoisyClient) -> np.ndarray:
-    """⌊min(1, ρ·a_c/ā)·n_c⌋ places of each class c, ā the mean of a over the client's labels."""
+    """Draw ⌊min(1, ρ·a_c/ā)·n_c⌋ places of each class c, ā the mean of a over the client's labels."""
     rates, mean = client.shared, client.shared[client.true].mean()
     chosen = []
     for label in np.unique(client.true) if mean > 0 else ():
@@ -42,7 +42,7 @@ def _candidates_by_class(client: NoisyClient) -> np.ndarray:
 
 
 def _rates(text: str) -> tuple[float, ...] | str:
-    """Numbers joined by plus signs, or a file of them."""
+    """Parse numbers joined by plus signs, or the path of a file with numbers."""
     try:
         rates = tuple(number(0)(part) for part in text.split("+"))
     except ValueError:
@@ -50,21 +50,21 @@ def _rates(text: str) -> tuple[float, ...] | str:
             raise ValueError("numbers of 0 or more joined by +, or a file") from None
         return file(text)
     if not any(rates):
-        raise ValueError("numbers of which one at least is above 0")
+        raise ValueError("numbers, at least one of them above 0")
     return rates
 
 
 def class_rates(everyone: NoisyClient) -> np.ndarray | None:
-    """a, how much each class errs beside the others; None: all alike."""
+    """Return a, the relative error rate of each class; None: all classes are alike."""
     rates, classes = everyone.options["rates"], everyone.classes
     if isinstance(rates, str):
-        read = everyone.array("rates", classes)
-        if not read.any():
-            raise BadInput(f"setting {everyone.setting.name!r}: one of the rates at least must be above 0")
-        return read
+        file_rates = everyone.array("rates", classes)
+        if not file_rates.any():
+            raise BadInput(f"setting {everyone.setting.name!r}: at least one rate must be above 0")
+        return file_rates
     if rates is not None and len(rates) != classes:
         raise BadInput(
-            f"setting {everyone.setting.name!r}: rates must be {classes} numbers, as many as classes, "
+            f"setting {everyone.setting.name!r}: rates must be {classes} numbers, one per class, "
             f"not {len(rates)}"
         )
     return None if rates is None else np.array(rates)
@@ -75,8 +75,8 @@ PAIR = NoiseKind(
     "class c becomes c + 1, the last one the first (Han et al. 2018)",
     pair_labels,
     options=(
-        Option("step", "1 or -1, from a class to that which it becomes", one_of(1, -1), 1),
-        Option("rates", "how much each class errs beside the others, as 1+2+0.5, or a file", _rates),
+        Option("step", "1 or -1, from the true class to the wrong class", one_of(1, -1), 1),
+        Option("rates", "relative error rates of the classes, as 1+2+0.5, or a file", _rates),
     ),
     prepare=class_rates,
 )
@@ -84,40 +84,40 @@ PAIR = NoiseKind(
 
 # -- matrix ------------------------------------------------------------------------------------------
 def read_matrix(client: NoisyClient, option: str) -> np.ndarray:
-    """A transition matrix T [C, C], rows: the true class, each row summing to one."""
+    """Read a transition matrix T [C, C]; row c has the chances for true class c and sums to one."""
     matrix = client.array(option, client.classes, client.classes)
     sums = matrix.sum(axis=1)
-    if (bad := np.flatnonzero(np.abs(sums - 1) > ROW_SUM)).size:
+    if (bad := np.flatnonzero(np.abs(sums - 1) > ROW_SUM_TOLERANCE)).size:
         where = f"setting {client.setting.name!r}: {option}"
         raise BadInput(f"{where}: row {bad[0]} of the matrix sums to {sums[bad[0]]:.6g}, not to 1")
     return matrix
 
 
 def errors_only(matrix: np.ndarray) -> np.ndarray:
-    """D, where errors lead to: T without its diagonal, rows summing to one; a row without errors: itself."""
+    """Return D, the errors of T: T without its diagonal, rows scaled to one; a class without errors stays."""
     errors = matrix * ~np.eye(len(matrix), dtype=bool)
     sums = errors.sum(axis=1, keepdims=True)
     return np.where(sums > 0, errors / np.where(sums > 0, sums, 1), np.eye(len(matrix)))
 
 
 def matrix_labels(client: NoisyClient) -> np.ndarray:
-    """Every label from its row of T; where there is a ratio, ⌊ρn⌋ candidates from their rows of D."""
+    """Draw every label from its row of T; with a ratio, ⌊ρn⌋ candidates from their rows of D."""
     if math.isnan(client.ratio):
-        return drawn(client.shared[client.true], client.rng)
+        return draw_classes(client.shared[client.true], client.rng)
     given, places = client.true.copy(), client.candidates()
-    given[places] = drawn(errors_only(client.shared)[given[places]], client.rng)
+    given[places] = draw_classes(errors_only(client.shared)[given[places]], client.rng)
     return given
 
 
 def matrix_ratio(client: NoisyClient) -> float:
-    """The nominal ratio: as drawn, or as T has it for the classes of the client."""
+    """Return the nominal ratio: the drawn one, or the mean of T over the labels of the client."""
     if not math.isnan(client.ratio):
         return client.ratio
     return float((1 - np.diag(client.shared))[client.true].mean())
 
 
 def matrix_announced(everyone: NoisyClient) -> float:
-    """φ times the mean of the range, or times what T has for the classes of all clients."""
+    """Return φ times the mean of the range, or φ times the mean of T over the labels of all clients."""
     expected = everyone.setting.expected_ratio
     return everyone.setting.phi * matrix_ratio(everyone) if math.isnan(expected) else expected
 

@@ -121,7 +121,7 @@ def _methods(suite: Suite, registry: Methods) -> Iterator[tuple[str, str | None,
 def _changes(suite: Suite, registry: Methods, method: str) -> dict[str, str]:
     """Return the suite's values for a method; a value for the base method does not replace its variant's."""
     base, _, variant = method.partition("/")
-    own = registry.method_class(method).variants.get(variant, {})
+    own = registry.variant_values(method)
     common = {key: value for key, value in suite.changes.get(base, {}).items() if key not in own}
     return {**common, **suite.changes.get(method, {})} if variant else common
 

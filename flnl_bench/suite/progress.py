@@ -77,7 +77,7 @@ class SuiteProgress:
         done = sum(progress.status == "done" for progress in runs.values())
         running = [planned for planned, progress in runs.items() if progress.status == "running"]
         claims = [remote_claim(planned.folder.path) for planned in running]
-        warnings = [*filter(None, claims), *([] if fresh else changed_code(runs))]
+        warnings = [*filter(None, claims), *([] if fresh else code_warnings(runs))]
         return cls(runs, jobs, done, fresh, warnings)
 
     def having(self, *statuses: str) -> list[PlannedRun]:
@@ -104,18 +104,14 @@ class SuiteProgress:
         return total / max(1, min(self.jobs, len(left)))
 
 
-def changed_code(runs: Mapping[PlannedRun, Progress]) -> list[str]:
+def code_warnings(runs: Mapping[PlannedRun, Progress]) -> list[str]:
     """Return a warning for each method or other part whose code has changed since runs were started."""
-    from flnl_bench.results.provenance import code_digests
+    from flnl_bench.results.provenance import changed_code
 
     registry, counts = default_methods(), Counter[str]()
     for planned, progress in runs.items():
         if progress.record:
-            config = planned.config
-            here = code_digests(config, registry.method_class(config.method))
-            for kind, digests in progress.record.code.items():
-                if kind in here and digests != {here[kind]}:
-                    counts[config.method if kind == "method" else kind] += 1
+            counts.update(changed_code(progress.record, registry.method_class(planned.config.method)))
     return [
         f"the code of {part} has changed since {count} of the runs were started; --fresh starts all again"
         for part, count in counts.items()

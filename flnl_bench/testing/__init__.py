@@ -23,6 +23,7 @@ from flnl_bench.testing.methods import (
     check_plays,
     check_resumes,
     check_travels,
+    check_warmup,
 )
 from flnl_bench.testing.worlds import (
     CPU,
@@ -55,6 +56,7 @@ __all__ = [
     "check_plays",
     "check_resumes",
     "check_travels",
+    "check_warmup",
     "degenerate_scenario",
     "examine",
     "kind_of",

@@ -54,6 +54,12 @@ CHECKS: dict[str, Sequence[Check]] = {
             "a mistake in the named line; true labels, as client.true, are not reachable at all",
         ),
         Check(
+            methods.check_warmup,
+            "the other checks run six rounds, and what comes after a longer warm-up is not checked",
+            "`warmup` counts rounds without regard to terms.rounds; make it a share of them",
+            PLAYS,
+        ),
+        Check(
             methods.check_finite,
             "a run with NaN has no result",
             "a division or a logarithm without a floor, or a weight of zero for all samples",

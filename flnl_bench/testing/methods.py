@@ -21,6 +21,7 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.hook_checks import check_task
 from flnl_bench.methods import check_class
 from flnl_bench.results.diagnostics import gather_beliefs, judge
+from flnl_bench.testing.plugin_entries import CannotTell
 from flnl_bench.testing.worlds import (
     ROUNDS,
     degenerate_scenario,
@@ -51,6 +52,17 @@ def check_declared(method: Method) -> None:
 def check_plays(method: Method) -> None:
     """It plays six rounds."""
     assert len(reference(method)[0]) == ROUNDS
+
+
+def check_warmup(method: Method) -> None:
+    """Its warm-up ends within the six rounds of the checks."""
+    try:
+        rounds = method.warmup(toy_engine(method).terms)
+    except TypeError:  # a plugin of API 1 may have something else of this name
+        raise CannotTell("`warmup` is no hook of it") from None
+    assert isinstance(rounds, int), f"warmup is {rounds!r}, but must be a whole number of rounds"
+    if rounds >= ROUNDS:
+        raise CannotTell(f"its warm-up lasts {rounds} of {ROUNDS} rounds: what comes after is not checked")
 
 
 def check_deterministic(method: Method) -> None:

@@ -12,7 +12,7 @@ from flnl_bench import Method
 
 
 class FedAvg(Method):
-    """Every default of the method API.
+    """Local SGD, then the mean of the weights weighted by client size.
 
     `fedavg/strong` trains on strongly augmented images: the control for every method that does so.
     """

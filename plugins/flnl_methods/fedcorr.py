@@ -1,12 +1,7 @@
 """FedCorr: find noisy clients and samples, fine-tune on clean clients, train on corrected labels.
 
 Xu, Chen, Quek, Chong. "FedCorr: Multi-Stage Federated Learning for Label Noise Correction". CVPR
-2022. Follows the authors' code, but for the order of visits (a permutation, as in the paper), the number of
-neighbours of small clients and the guards against degenerate ones; a client without a LID score in one
-iteration has one term less in its sum. What the paper says otherwise is quoted from memory, unconfirmed:
-that the proximal term is squared (`prox="squared"`), that the sample loss is a plain cross-entropy
-(`loss_space="nll"`), that MixUp belongs to the first stage only, that a confidence of exactly θ
-is enough, and that stage 2 ends with a correction of the remaining noisy clients only.
+2022. Follows the authors' code; where it does not, and what is unconfirmed: docs/methods.md.
 
 Three stages: (1) T1 iterations over all clients in random order, handing the model from one to the
 next; after each, two mixtures split clients by the dimension of their predictions and the samples of
@@ -23,7 +18,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,18 +31,19 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    NotNegative,
+    Positive,
+    Range,
     Server,
+    Share,
     State,
     Step,
     Terms,
     Update,
-    Weights,
-    bounded,
 )
 from flnl_bench.numerics import (
     bounded_cross_entropy,
     clients_in_turn,
-    count_work,
     is_finite,
     loss_mixture,
     mixed,
@@ -55,11 +51,9 @@ from flnl_bench.numerics import (
     squared_distances,
     with_mixup,
 )
+from flnl_methods.intrinsic_dimension import client_dimension
 
 LAST_ROUNDS = 10  # the headline is their mean: they should all be in stage 3
-FEWEST_ROWS = 6  # below, too few neighbours for a client's LID score
-LARGEST_LID = 1e3  # beyond, the neighbours are equal saturated predictions and the value means nothing
-ROWS_AT_ONCE = 1024  # whose distances to all others are held in memory
 
 
 class Schedule(NamedTuple):
@@ -86,25 +80,19 @@ class FedCorr(Method):
     name = "fedcorr"
     reference = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
 
-    iterations: int = 5  # T1, at most; fewer in short runs
-    finetuning_share: float = 10 / 19  # T2 as a share of the rounds after stage 1
-    chunk: int = 1  # m1, clients that start from the same model in stage 1
-    beta: float = 5.0  # β, strength of the proximal term per μ_k
+    iterations: Annotated[int, Range(1)] = 5  # T1, at most; fewer in short runs
+    finetuning_share: Share = 10 / 19  # T2 as a share of the rounds after stage 1
+    chunk: Annotated[int, Range(1)] = 1  # m1, clients that start from the same model in stage 1
+    beta: NotNegative = 5.0  # β, strength of the proximal term per μ_k
     prox: Literal["norm", "squared"] = "norm"
-    mixup: float = 1.0  # α of Beta(α, α)
-    neighbours: int = 20  # k of the LID
-    lid_min_gap: float = 0.0  # in pooled standard deviations; a smaller gap between the means is no split
+    mixup: Positive = 1.0  # α of Beta(α, α)
+    neighbours: Annotated[int, Range(1)] = 20  # k of the LID
+    lid_min_gap: NotNegative = 0.0  # in pooled standard deviations; means that are closer are no split
     loss_space: Literal["prob_ce", "nll"] = "prob_ce"
-    relabel_ratio: float = 0.5  # π, share of D_n that may be relabelled
-    confidence: float = 0.5  # θ
-    clean_threshold: float = 0.1  # κ, largest μ_k of the clients of stage 2
+    relabel_ratio: Share = 0.5  # π, share of D_n that may be relabelled
+    confidence: Share = 0.5  # θ
+    clean_threshold: Share = 0.1  # κ, largest μ_k of the clients of stage 2
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code looks at augmented images
-
-    def __post_init__(self) -> None:
-        bounded(self, "finetuning_share", "relabel_ratio", "confidence", "clean_threshold", high=1)
-        bounded(self, "beta", "lid_min_gap")
-        bounded(self, "iterations", "chunk", "neighbours", low=1)
-        bounded(self, "mixup", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def schedule(self, terms: Terms) -> Schedule:
@@ -123,6 +111,11 @@ class FedCorr(Method):
         left = rounds - iterations * visiting
         finetuning = min(round(self.finetuning_share * left), left - min(LAST_ROUNDS, math.ceil(left / 2)))
         return Schedule(visiting, iterations, finetuning, left - finetuning)
+
+    def warmup(self, terms: Terms) -> int:
+        """The rounds of stages 1 and 2."""
+        schedule = self.schedule(terms)
+        return schedule.preprocessing + schedule.finetuning
 
     def sample(self, server: Server) -> list[int]:
         """Stage 1: the next m of a permutation of all clients; 2: m clean ones; 3: m of all."""
@@ -167,7 +160,7 @@ class FedCorr(Method):
                 note_scores(server.state["score"], updates)
         if stage == 1 and done % schedule.visiting == 0:
             self.end_iteration(server, federation)
-        if done == schedule.preprocessing + schedule.finetuning:
+        if done == self.warmup(server.terms):
             federation.visit(server.state["noisy"] or [], self.correct_confident)
         return {"stage": float(stage), "noisy_clients": float(len(server.state["noisy"] or []))}
 
@@ -187,11 +180,6 @@ class FedCorr(Method):
         if self.schedule(server.terms).stage(server.round) > 1:
             return {}
         return {"noise_ratio": float(server.state["noise_ratio"][client_id])}
-
-    def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean weighted by n_k; updates that are not finite are discarded."""
-        sound = [u for u in updates if is_finite(u.weights)]
-        return super().aggregate(server, sound) if sound else server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
@@ -327,44 +315,3 @@ def note_scores(scores: np.ndarray, updates: Sequence[Update]) -> None:
     for update in updates:
         if is_finite(update.weights):
             scores[update.client] = update.message["lid"]
-
-
-# -- local intrinsic dimension -------------------------------------------------------------------------
-class Dimension(NamedTuple):
-    """The score by which clients are split: the mean LID of a client's rows."""
-
-    mean: float | None  # None where it is not defined
-    dropped: float  # share of the rows that were left out of the mean
-
-
-def client_dimension(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> Dimension:
-    """The mean LID of a client's predictions, without the rows whose value means nothing.
-
-    The predictions of noisy clients spread over more dimensions.
-    """
-    if len(rows) < FEWEST_ROWS:
-        return Dimension(None, 0.0)
-    values = local_dimensions(rows, neighbours, eps)
-    usable = values.abs() <= LARGEST_LID  # false for NaN too
-    dropped = 1.0 - usable.double().mean().item()
-    return Dimension(values[usable].mean().item() if usable.any() else None, dropped)
-
-
-def local_dimensions(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> Tensor:
-    """The LID of each row [n, C], from k = min(neighbours, n − 1) of the other rows.
-
-    LID(x) = −k / (Σ_i ln(r_i / (r_k + ε)) + ε), with r_1 ≤ … ≤ r_k the distances of x to its nearest
-    neighbours among the rows of the same client; ε as in the authors' code.
-    """
-    points = rows.float().cpu().double()  # in this order: Apple's GPUs have no float64
-    k = min(neighbours, len(points) - 1)
-    count_work(searches=1)
-    return torch.cat([_dimensions(part, points, k, eps) for part in points.split(ROWS_AT_ONCE)])
-
-
-def _dimensions(part: Tensor, points: Tensor, k: int, eps: float) -> Tensor:
-    # Not by a matrix product, in which the distances of near rows cancel out.
-    distances = torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist")  # [B, n]
-    nearest = distances.topk(k + 1, largest=False).values[:, 1:]  # the first is the row itself
-    ratios = nearest / (nearest[:, -1:] + eps)
-    return -k / (ratios.log().sum(1) + eps)  # a copy of the row at distance 0: ln 0 = −∞ gives 0

@@ -9,26 +9,34 @@ Symbols: W filter, γ clean posterior, δ_k noise ratio of client k, ŷ label of
 ỹ de-biased label of the local model, p_k class prior of the local model, v_k visits, D̂_k the samples
 that are trained on.
 
-Paper and released code differ. From the code: the bounded loss and its min-max scaling, ỹ cached at
-the client's last visit, the gates on v_k and on δ_k > 0.2, three EM steps, no training where
-|D̂_k| ≤ B. From the paper: ζ, ξ, m, the update of p_k over all samples, relabelling afresh each round,
-variances averaged with weights g and not g².
-Unconfirmed: the start of the filter (the paper gives none, the code's is random; here it is fixed).
-Choices here: the filter looks at images without augmentation and is averaged over the clients seen so
-far; a client whose losses are all equal sends no filter.
-Unconfirmed: the warm-up's share of the rounds and ζ, ξ, m in the comparison of the FedGR paper.
+Paper and released code differ: docs/methods.md says which is followed where, and what is unconfirmed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Step, Terms, Update, bounded
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Federation,
+    Method,
+    NotNegative,
+    Positive,
+    Range,
+    Server,
+    Share,
+    State,
+    Step,
+    Terms,
+    Update,
+)
 from flnl_bench.numerics import (
     bounded_cross_entropy,
     count_work,
@@ -55,29 +63,22 @@ class FedDiv(Method):
         "persistent": {"persist_relabels": True},
     }
 
-    warmup_share: float = 0.1  # T'_wu as a share of all rounds; at least three rounds
-    confidence: float = 0.75  # ζ, from which the global model may relabel
-    debias: float = 0.5  # ξ, how much of log p_k is taken off the logits
-    momentum: float = 0.2  # m, what p_k keeps at a visit
-    clean_client: float = 0.1  # δ_k up to which a client is treated as clean
-    relabel_gate: float = 0.2  # δ_k above which relabelled samples are trained on
-    visits_share: float = 0.053  # v_min as a share of the expected visits ω·R; at least one visit
-    em_steps: int = 3
-    eta: float | None = None  # η, weight of the regulariser; None: 1, and 0 for IID partitions
-    mixup: float = 1.0  # both parameters of MixUp's Beta distribution
-    least_samples: int | None = None  # D̂_k is trained on if larger than this or B; None: larger than B
-    prior_floor: float = 1e-8  # p_k is not taken smaller in its logarithm
+    warmup_share: Share = 0.1  # T'_wu as a share of all rounds; at least three rounds
+    confidence: Share = 0.75  # ζ, from which the global model may relabel
+    debias: NotNegative = 0.5  # ξ, how much of log p_k is taken off the logits
+    momentum: Share = 0.2  # m, what p_k keeps at a visit
+    clean_client: Share = 0.1  # δ_k up to which a client is treated as clean
+    relabel_gate: Share = 0.2  # δ_k above which relabelled samples are trained on
+    visits_share: Share = 0.053  # v_min as a share of the expected visits ω·R; at least one visit
+    em_steps: Annotated[int, Range(1)] = 3
+    eta: NotNegative | None = None  # η, weight of the regulariser; None: 1, and 0 for IID partitions
+    mixup: Positive = 1.0  # both parameters of MixUp's Beta distribution
+    least_samples: Annotated[int, Range()] | None = None  # D̂_k is trained on if larger; None, and at most: B
+    prior_floor: Positive = 1e-8  # p_k is not taken smaller in its logarithm
     # The released code starts at random and weighs variances with g²: its first splits are chance.
     filter_mode: Literal["fixed", "release"] = "fixed"
     # In the released code new labels overwrite the given ones for good, in the filter's losses too.
     persist_relabels: bool = False
-
-    def __post_init__(self) -> None:
-        shares = ("warmup_share", "confidence", "momentum", "clean_client", "relabel_gate", "visits_share")
-        bounded(self, *shares, high=1)
-        bounded(self, "debias", "eta", "least_samples")
-        bounded(self, "em_steps", low=1)
-        bounded(self, "mixup", "prior_floor", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -148,38 +149,34 @@ class FedDiv(Method):
         if client.round < self.warmup(client.terms):
             state.update(targets=state["labels"], skipped=0.0)
             return
-        received, labels, device = client.received, state["labels"], client.y.device
+        labels = state["labels"]
+        losses, top, guess = self.look(client)  # guess: ŷ
+        judged = filtered(losses, client.inbox["filter"])
+        clean, ratio = judged["clean"], judged["noise_ratio"]
+        relabelled = ~clean & (top >= self.confidence)
+        refined = labels if ratio <= self.clean_client else torch.where(relabelled, guess, labels)
+        agree = (state["debiased"] == guess) | (state["debiased"] < 0)
+        sampling = state["visits"] >= self.least_visits(client.terms)
+        chosen = self.choose(clean, relabelled, agree, ratio, sampling)
+        skipped = int(chosen.sum()) <= self.too_few(client.terms)
+        state.update(targets=torch.where(chosen & (not skipped), refined, -1), skipped=float(skipped))
+        state["judged"] = {
+            **judged,
+            "kept": labels == client.y,  # not so where persist_relabels has replaced a label
+            "pseudo": torch.where(relabelled, guess, -1),
+        }
+        if self.persist_relabels:
+            state["labels"] = torch.where(agree, refined, labels)
+
+    def look(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
+        """The global model's loss on each sample, the largest probability and its class."""
+        received, labels = client.received, client.state["labels"]
 
         def look(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
             probabilities = received(batch.x).softmax(1)
             return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
 
-        losses, top, guess = client.map(look)  # guess: ŷ
-        x = min_max_scaled(losses.cpu().numpy())
-        posterior = np.ones(client.size) if x is None else clean_posterior(x, client.inbox["filter"])  # γ
-        clean = torch.from_numpy(posterior > 0.5).to(device)
-        ratio = int((~clean).sum()) / client.size  # δ_k
-        relabelled = ~clean & (top >= self.confidence)
-        agree = (state["debiased"] == guess) | (state["debiased"] < 0)
-        chosen = self.choose(
-            clean, relabelled, agree, ratio, state["visits"] >= self.least_visits(client.terms)
-        )
-        skipped = int(chosen.sum()) <= self.too_few(client.terms)
-        refined = labels if ratio <= self.clean_client else torch.where(relabelled, guess, labels)
-        state.update(
-            targets=torch.where(chosen & (not skipped), refined, -1),
-            skipped=float(skipped),
-            judged={
-                "clean": clean,
-                "kept": labels == client.y,  # not so where persist_relabels has replaced a label
-                "clean_probability": torch.from_numpy(posterior).float(),
-                "losses": losses if x is None else torch.from_numpy(x).float(),  # as the filter sees them
-                "noise_ratio": ratio,
-                "pseudo": torch.where(relabelled, guess, -1),
-            },
-        )
-        if self.persist_relabels:
-            state["labels"] = torch.where(agree, refined, labels)
+        return client.map(look)
 
     def choose(
         self, clean: Tensor, relabelled: Tensor, agree: Tensor, ratio: float, sampling: bool
@@ -258,6 +255,19 @@ def debiased(logits: Tensor, prior: Tensor, xi: float, floor: float = 1e-8) -> T
 
 
 # -- the filter --------------------------------------------------------------------------------------
+def filtered(losses: Tensor, mixture: Filter) -> dict[str, Any]:
+    """What the filter says of each sample [n], and δ_k; all clean where the losses are equal."""
+    x = min_max_scaled(losses.cpu().numpy())
+    posterior = np.ones(len(losses)) if x is None else clean_posterior(x, mixture)  # γ
+    clean = torch.from_numpy(posterior > 0.5).to(losses.device)
+    return {
+        "clean": clean,
+        "clean_probability": torch.from_numpy(posterior).float(),
+        "losses": losses if x is None else torch.from_numpy(x).float(),  # as the filter sees them
+        "noise_ratio": int((~clean).sum()) / len(losses),
+    }
+
+
 def responsibilities(x: np.ndarray, mixture: Filter) -> np.ndarray:
     """Posterior of both components [n, 2], in log space: variances may be tiny."""
     means, variances, shares = mixture

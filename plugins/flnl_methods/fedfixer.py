@@ -1,21 +1,8 @@
 """FedFixer: the global model and a personal model of each client choose clean samples for each other.
 
 Ji, Zhu, Xi, Gadyatskaya, Song, Cai, Liu. "FedFixer: Mitigating Heterogeneous Label Noise in Federated
-Learning". AAAI 2024, pp. 12830-12838. Neither its full text nor its code could be read: this is a
-reconstruction, and the following is unconfirmed.
-
-Unconfirmed: θ_k starts as a copy of w and is kept between visits; it never travels (FedGR's table of
-    costs charges 2M each way, here it is M).
-Unconfirmed: the filter is the sieve of CORES² (whose formula is that of its authors' code), after a
-    warm-up of T_w rounds that keeps everything.
-Unconfirmed: filter="small_loss" is that of Co-teaching, its rounds counted from the end of the warm-up.
-Unconfirmed: the label prior is the client's histogram of given labels, one added to each count.
-Unconfirmed: the distance is ½λ‖θ_k − w‖² to w as received, over parameters without BatchNorm statistics.
-Unconfirmed: the global model is trained with plain cross-entropy; clients are weighted by n_k.
-Unconfirmed: only w is tested; θ_k is never mixed into the reported accuracy.
-Unconfirmed: the values of β, λ and T_w and the growth of β after the warm-up; here they are choices.
-Unconfirmed: which model is updated first; here both choices come from one forward pass, and so it does
-    not matter. All images of a batch enter the BatchNorm statistics, also those that are not kept.
+Learning". AAAI 2024, pp. 12830-12838. A reconstruction: neither its full text nor its code could be read.
+Every choice is unconfirmed; docs/methods.md lists them.
 
 Symbols: w global model, θ_k personal model, K_w / K_θ what they keep, β weight of the confidence
 regulariser, pr label prior, λ weight of the distance regulariser.
@@ -39,10 +26,11 @@ from flnl_bench import (
     Beliefs,
     Client,
     Method,
+    NotNegative,
     Server,
+    Share,
     State,
     Terms,
-    bounded,
     copy_weights,
     network_weights,
 )
@@ -67,17 +55,13 @@ class FedFixer(Method):
     reference = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
     private = ("personal",)
 
-    confidence: float = 0.1  # β
-    confidence_ramp: float = 0.1  # share of all rounds in which β grows, after the warm-up
-    distance: float = 1.0  # λ
-    warmup_share: float = 0.2  # T_w as a share of all rounds; at least three rounds
+    confidence: NotNegative = 0.1  # β
+    confidence_ramp: Share = 0.1  # share of all rounds in which β grows, after the warm-up
+    distance: NotNegative = 1.0  # λ
+    warmup_share: Share = 0.2  # T_w as a share of all rounds; at least three rounds
     filter: Literal["sieve", "small_loss"] = "sieve"
     forget_rate: float | None = None  # τ of small_loss; None is what the setting announces, φ·E[ρ]
     cr_on_global: bool = False  # the confidence regulariser on the global model, too
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", "confidence_ramp", high=1)
-        bounded(self, "confidence", "distance")
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

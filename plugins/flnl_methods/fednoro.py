@@ -1,12 +1,8 @@
 """FedNoRo: find noisy clients by their losses per class, distil on them, trust far models less.
 
 Wu, Yu, Jiang, Cheng, Yan. "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class
-Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code; what the paper says
-otherwise is quoted from memory, unconfirmed: that the distance of models is one norm over all weights
-(`dist="global"`), that one mixture is fitted, that absent classes are not treated in the divergence, and
-that warm-up and ramp last differently on each data set. T1 is that of the FedGR paper, at most half of
-the rounds; a, b and e of its runs are not stated. How clients are sampled (the authors train all in every
-round) is ours: detection looks at all of them, the aggregation at those of the round.
+Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code; where it does not, and
+what is unconfirmed: docs/methods.md.
 
 Two stages: (1) T1 rounds with logit-adjusted cross-entropy, then one split of all clients by a
 mixture over their mean losses per class, never revised; (2) clean clients go on as before, noisy ones
@@ -20,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -33,12 +29,15 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    NotNegative,
+    Positive,
+    Range,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
 )
 from flnl_bench.noisy_clients import (
     Distance,
@@ -58,23 +57,16 @@ class FedNoRo(Method):
     name = "fednoro"
     reference = "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning, IJCAI 2023"
 
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
-    lambda_max: float = 0.8  # a, weight of distillation after the ramp-up
-    ramp_sharpness: float = 5.0
-    temperature: float = 0.8  # of the teacher alone
-    tau: float = 1.0  # τ, strength of the logit adjustment
-    fits: int = 9  # mixtures that vote, with the seeds 0, 1, …
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
+    lambda_max: Share = 0.8  # a, weight of distillation after the ramp-up
+    ramp_sharpness: NotNegative = 5.0
+    temperature: Positive = 0.8  # of the teacher alone
+    tau: NotNegative = 1.0  # τ, strength of the logit adjustment
+    fits: Annotated[int, Range(1, 1000)] = 9  # mixtures that vote, with the seeds 0, 1, …
     gmm_cov: Covariance = "full"
-    min_count: int = 1  # n_kc from which a class loss may set the range of its column; 3 is more robust
+    min_count: Annotated[int, Range(1)] = 1  # n_kc from which a class loss may set its column's range
     dist: Distance = "tensorsum"
     eval_aug: Literal["plain", "weak"] = "plain"  # the authors' code detects on augmented images
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", "lambda_max", high=1)
-        bounded(self, "ramp_sharpness", "tau")
-        bounded(self, "fits", low=1, high=1000)
-        bounded(self, "min_count", low=1)
-        bounded(self, "temperature", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -123,8 +115,7 @@ class FedNoRo(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """DaAgg among the clients of the round; FedAvg where there are not both kinds of clients."""
-        mean = distance_aware_average(updates, set(server.state["noisy"] or []), self.dist)
-        return server.weights if mean is None else mean
+        return distance_aware_average(updates, set(server.state["noisy"] or []), self.dist) or server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

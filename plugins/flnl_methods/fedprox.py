@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Client, Method, bounded
+from flnl_bench import Batch, Client, Method, NotNegative
 from flnl_bench.numerics import squared_distances
 
 
@@ -19,10 +19,7 @@ class FedProx(Method):
     name = "fedprox"
     reference = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
-    mu: float = 1.0  # μ
-
-    def __post_init__(self) -> None:
-        bounded(self, "mu")
+    mu: NotNegative = 1.0  # μ
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """The loss of each example plus the proximal term, which all of them share."""

@@ -13,12 +13,13 @@ gives each client its true noise rate is left out: a method cannot see true labe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Federation, Method, Server, State, Terms, bounded
+from flnl_bench import Batch, Beliefs, Client, Federation, Method, Positive, Range, Server, State, Terms
 from flnl_bench.numerics import (
     check_forget_rate,
     final_forget_rate,
@@ -38,18 +39,18 @@ class FLCoteaching(Method):
     members = ("first", "second")
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ]
-    ramp_rounds: int = 25  # T_k at most; a fifth of the rounds where that is less (10 of 50)
-    exponent: float = 1.0  # c
-
-    def __post_init__(self) -> None:
-        bounded(self, "ramp_rounds", low=1)
-        bounded(self, "exponent", above=True)
+    ramp_rounds: Annotated[int, Range(1)] = 25  # T_k at most; a fifth of the rounds where that is less
+    exponent: Positive = 1.0  # c
 
     # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T_k."""
+        return forget_ramp(terms.rounds, self.ramp_rounds)
+
     def forget(self, t: int, terms: Terms) -> float:
         """f_t; it counts rounds, not epochs."""
         tau = final_forget_rate(self.forget_rate, terms)
-        return forget_rate(t, tau, forget_ramp(terms.rounds, self.ramp_rounds), self.exponent)
+        return forget_rate(t, tau, self.warmup(terms), self.exponent)
 
     def server_state(self, server: Server) -> State:
         """Nothing; but a τ that is missing or too high is told before the first round."""

@@ -8,22 +8,33 @@ refined, the others are guessed by both. Each network is averaged with its own k
 Symbols: t round, W warm-up rounds, L ramp-up rounds, w clean posterior, X / U labelled / unlabelled
 rows (w > p_th / the rest), b / u their numbers in a batch, T temperature, l MixUp factor.
 
-Unconfirmed: the original paper may divide L_U by the samples only; λ_u = 25 belongs to the code, where
-it is a mean over classes too. The confidence penalty of the original warm-up for asymmetric noise is
-left out, as in the published federated runs.
+What is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Step, Terms, bounded
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Method,
+    NotNegative,
+    Positive,
+    Range,
+    Server,
+    Share,
+    State,
+    Step,
+    Terms,
+)
 from flnl_bench.numerics import (
     clean_posterior,
     linear_ramp,
@@ -44,14 +55,14 @@ class FLDivideMix(Method):
     reference = "Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020"
     members = ("net1", "net2")
 
-    warmup_share: float = 0.2  # W as a share of all rounds
-    ramp_rounds: int = 16  # L at most
-    ramp_share: float = 0.1  # L as a share of all rounds, where these are few
-    least_rounds: int = 3  # of W and of L
-    lambda_u: float = 25.0  # λ_u, final weight of the unlabelled loss
-    temperature: float = 0.5  # T of sharpening
-    alpha: float = 4.0  # of Beta(α, α), which the MixUp factor is drawn from
-    threshold: float = 0.5  # p_th, posterior above which a label counts as clean
+    warmup_share: Share = 0.2  # W as a share of all rounds
+    ramp_rounds: Annotated[int, Range(1)] = 16  # L at most
+    ramp_share: Share = 0.1  # L as a share of all rounds, where these are few
+    least_rounds: Annotated[int, Range(1)] = 3  # of W and of L
+    lambda_u: NotNegative = 25.0  # λ_u, final weight of the unlabelled loss
+    temperature: Positive = 0.5  # T of sharpening
+    alpha: Positive = 4.0  # of Beta(α, α), which the MixUp factor is drawn from
+    threshold: Share = 0.5  # p_th, posterior above which a label counts as clean
     # The authors of FedGR fit the mixture to losses of augmented images (here one draw a round),
     # DivideMix's of plain ones.
     gmm_loss_aug: bool = False
@@ -59,12 +70,6 @@ class FLDivideMix(Method):
     # both networks back to the global weights and through a whole warm-up round (there with new
     # optimisers; here the momentum stays).
     gmm_fallback: Literal["one_epoch", "reset_warmup"] = "one_epoch"
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", "ramp_share", "threshold", high=1)
-        bounded(self, "lambda_u")
-        bounded(self, "ramp_rounds", "least_rounds", low=1)
-        bounded(self, "temperature", "alpha", above=True)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

@@ -9,10 +9,7 @@ are moved by gradient descent together with the network, and averaged with its p
 visit. Only that average can change which class is the largest: descent alone leaves 5/6 of the mass on
 the given label (10 classes).
 
-Follows the authors' code. Unconfirmed, from memory of the paper: that its terms are not divided by the
-number of classes (`per_class=False`). Ours: the step of a label does not depend on the size of its batch
-(the authors' is 1000 / 64), and the prediction for the average is that of plain images in evaluation
-mode.
+Follows the authors' code; choices, and what is unconfirmed: docs/methods.md.
 
 Symbols: t round, T1 rounds of stage 1, ỹ label logits, y^d = softmax(ỹ), K their scale, η_y their step, p
 prediction, C classes.
@@ -34,12 +31,14 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    NotNegative,
+    Positive,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
     network_weights,
 )
 from flnl_bench.noisy_clients import (
@@ -59,17 +58,12 @@ class FedELC(Method):
     name = "fedelc"
     reference = "Jiang et al., Tackling Noisy Clients with End-to-end Label Correction, CIKM 2024"
 
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
-    scale: float = 10.0  # K
-    label_step: float = 15.625  # η_y
-    alpha: float = 0.5  # α, weight of the given label
-    beta: float = 0.2  # β, weight of the entropy
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
+    scale: Positive = 10.0  # K
+    label_step: NotNegative = 15.625  # η_y
+    alpha: NotNegative = 0.5  # α, weight of the given label
+    beta: NotNegative = 0.2  # β, weight of the entropy
     per_class: bool = True  # divergence and entropy are means over the classes, not sums
-
-    def __post_init__(self) -> None:
-        bounded(self, "warmup_share", high=1)
-        bounded(self, "label_step", "alpha", "beta")
-        bounded(self, "scale", above=True)
 
     # -- a round on the server ---------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -98,8 +92,7 @@ class FedELC(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """FedNoRo's DaAgg among the clients of the round."""
-        mean = distance_aware_average(updates, set(server.state["noisy"] or []))
-        return server.weights if mean is None else mean
+        return distance_aware_average(updates, set(server.state["noisy"] or [])) or server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

@@ -4,16 +4,10 @@ Jiang, Sun, Wang, Liu. "Towards Federated Learning against Noisy Labels via Loca
 CIKM 2022. FedAvg with another loss; nothing is kept and nothing more is sent. The entropy term of the
 paper's discussion is the variant `plus`.
 
-Follows the authors' notebook, their later FNBench and their slides. Unconfirmed, from memory of the
-paper: that its classification loss is −ln p^s_y (variant `nll`) and its divergence a sum over classes
-(`js="sum"`).
+Follows the authors' notebook; what is unconfirmed: docs/methods.md.
 
 Symbols: z₁, z₂ logits of the two views, μ share of the first, p^s sharpened mixture, q₁, q₂ predictions
 at a temperature of 1/3, γ_t weight of their divergence in round t, t_w rounds until it is γ.
-
-The authors feed probabilities into a cross-entropy that applies softmax again, so gradients are small, a
-fifth of those of cross-entropy for 10 classes and a fiftieth for 100; they train with a learning rate of
-0.15.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Client, Method, Step, Terms, bounded
+from flnl_bench import Batch, Client, Method, NotNegative, Positive, Share, Step, Terms
 from flnl_bench.numerics import bounded_cross_entropy, entropy, linear_ramp, sharpen
 
 FLOOR = 1e-6  # of the predictions in the divergence, where their logarithm is taken
@@ -38,30 +32,28 @@ class FedLSR(Method):
     reference = "Jiang et al., Towards FL against Noisy Labels via Local Self-Regularization, CIKM 2022"
     variants = {"plus": {"entropy_weight": 0.3, "entropy": "code"}, "nll": {"ce": "nll"}}
 
-    gamma: float = 0.4  # γ
-    warmup_share: float = 0.2  # t_w as a share of all rounds, at least one round; 0: γ from the start
-    entropy_weight: float = 0.0  # γ_e; 0.6 in the notebook, 0.3 in FNBench
-    sharpness: float = 3.0  # 1/T_d, which multiplies the logits in the divergence
-    mixing: float = 1.0  # of Beta(α, α), which μ is drawn from
+    gamma: NotNegative = 0.4  # γ
+    warmup_share: Share = 0.2  # t_w as a share of all rounds, at least one round; 0: γ from the start
+    entropy_weight: NotNegative = 0.0  # γ_e; 0.6 in the notebook, 0.3 in FNBench
+    sharpness: Positive = 3.0  # 1/T_d, which multiplies the logits in the divergence
+    mixing: Positive = 1.0  # of Beta(α, α), which μ is drawn from
     ce: Literal["prob", "nll"] = "prob"  # softmax applied twice, or the plain −ln p^s_y
     js: Literal["mean", "sum"] = "mean"  # the divergence divided by the number of classes, or not
     # As in the code, of softmax(q₁) alone: a range of 0.07 for 10 classes. Plain: of q₁ and q₂, their mean.
     entropy: Literal["code", "plain"] = "code"
 
-    def __post_init__(self) -> None:
-        bounded(self, "gamma", "entropy_weight")
-        bounded(self, "warmup_share", high=1)
-        bounded(self, "sharpness", "mixing", above=True)
-
     def views(self) -> tuple[str, ...]:
         """A weak view and another, with colours where there are some."""
         return ("weak", "strong-if-colour")
 
+    def warmup(self, terms: Terms) -> int:
+        """t_w."""
+        return max(1, round(self.warmup_share * terms.rounds)) if self.warmup_share else 0
+
     def distillation(self, t: int, terms: Terms) -> float:
         """γ_t: linear from 0 in round 0."""
-        if not self.warmup_share:
-            return self.gamma
-        return self.gamma * linear_ramp(t, 0, max(1, round(self.warmup_share * terms.rounds)))
+        length = self.warmup(terms)
+        return self.gamma * (linear_ramp(t, 0, length) if length else 1.0)
 
     def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
         """All epochs, with one μ for each batch."""

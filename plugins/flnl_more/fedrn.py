@@ -5,25 +5,20 @@ CIKM 2022, pp. 972-981. Reliable is who fits its own labels well and answers lik
 of noise. Each of these models gives a mixture over the client's losses; then the global model is trained
 on what they agree is clean.
 
-Follows the authors' code. Unconfirmed, from memory of the paper: that answers may be compared after a
-softmax (here raw logits). Ours: losses and answers are those of plain images; only clients that were seen
-can be neighbours, and a client that is first seen after the warm-up trains once as in it; a neighbour's
-body stays in evaluation mode while its head is tuned (`head_only_features=False` is the authors' way:
-batch statistics, which drift).
+Follows the authors' code; choices, and what is unconfirmed: docs/methods.md.
 
 The price: neighbours' models are sent to other clients, and the server keeps one model of every client.
 
 Symbols: t round, T1 warm-up rounds, e_k share of its labels that client k predicts, o_k its logits for
 the image of noise, α weight of e, s_j score, q^j clean posterior by model j (0: the own), D⁰ samples with
-q⁰ > ½ (`threshold`; two at least, here too).
+q⁰ > ½ (`threshold`), two at least.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,23 +32,24 @@ from flnl_bench import (
     Federation,
     Method,
     Model,
+    NotNegative,
+    Range,
     Server,
+    Share,
     State,
     Step,
     Terms,
     Update,
     Weights,
-    bounded,
     copy_weights,
     network_weights,
 )
 from flnl_bench.numerics import (
-    average,
     clean_posterior,
-    combined,
     cosine,
     is_finite,
     min_max_scaled,
+    sgd_step,
     warmup_rounds,
 )
 
@@ -64,19 +60,15 @@ class FedRN(Method):
     name = "fedrn"
     reference = "Kim et al., FedRN: Exploiting k-Reliable Neighbors Towards Robust FL, CIKM 2022"
 
-    neighbours: int = 2  # k
-    expertise_weight: float = 0.6  # α; the rest is that of similarity
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 3 and a visit of most clients
-    threshold: float = 0.5  # q above which a label counts as clean
-    head_lr: float = 0.01  # of the SGD that tunes a neighbour's head
-    head_momentum: float = 0.5
-    head_decay: float = 5e-4
+    neighbours: Annotated[int, Range()] = 2  # k
+    expertise_weight: Share = 0.6  # α; the rest is that of similarity
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 3 and a visit of most clients
+    threshold: Share = 0.5  # q above which a label counts as clean
+    head_lr: NotNegative = 0.01  # of the SGD that tunes a neighbour's head
+    head_momentum: Share = 0.5
+    head_decay: NotNegative = 5e-4
     head_only_features: bool = True
     keep: Literal["fp32", "fp16"] = "fp32"  # how the server keeps, and sends, clients' models
-
-    def __post_init__(self) -> None:
-        bounded(self, "neighbours", "head_lr", "head_decay")
-        bounded(self, "expertise_weight", "warmup_share", "threshold", "head_momentum", high=1)
 
     def warmup(self, terms: Terms) -> int:
         """T1."""
@@ -111,16 +103,14 @@ class FedRN(Method):
         return {**message, "scores": found.scores, "neighbours": [models[k] for k in found.clients]}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The mean by the full n_k; the server keeps models, e and o. What diverged is left out of both."""
-        for u in updates:
-            if not is_finite(u.weights):
-                continue
+        """The mean by the full n_k; the server keeps models, e and o, but not of models that diverged."""
+        for u in filter(lambda update: is_finite(update.weights), updates):
             server.state["models"][u.client] = {
                 name: w.half() if self.keep == "fp16" else w for name, w in u.weights.items()
             }
             server.state["expertise"][u.client] = u.message["expertise"]
             server.state["outputs"][u.client] = u.message["output"]
-        return combined(updates, average, server.weights)
+        return super().aggregate(server, updates)
 
     # -- a round on a client -----------------------------------------------------------------------
     def on_receive(self, model: Model, client: Client) -> None:
@@ -154,14 +144,12 @@ class FedRN(Method):
         weights = list(head.parameters())
         velocities = [torch.zeros_like(w) for w in weights]
         # From the method's own draws: the order of the training batches stays that of every method.
-        for step in replace(client, batch_rng=client.rng).steps(np.arange(len(rows)), epochs=1):
+        for step in client.steps(np.arange(len(rows)), epochs=1, rng=client.rng):
             part = torch.from_numpy(step.rows)
             features = seen[part] if frozen else net.features(seen[part])
             with torch.enable_grad():
                 gradients = torch.autograd.grad(F.cross_entropy(head(features), given[part]), weights)
-            for w, velocity, gradient in zip(weights, velocities, gradients, strict=True):
-                velocity.mul_(self.head_momentum).add_(gradient + self.head_decay * w)
-                w.sub_(self.head_lr * velocity)
+            sgd_step(weights, gradients, velocities, self.head_lr, self.head_momentum, self.head_decay)
         return net.eval(), head
 
     def plan(self, model: Model, client: Client) -> Iterator[Sequence[Step]]:

@@ -7,19 +7,13 @@ from predicting one class for everything and from staying undecided.
 Symbols: t round, T1 first round with new labels, s labels [n, C], q outputs of each sample that are kept,
 p softmax, p̄ its mean over a batch, π prior, L_c / L_p / L_e losses of labels, prior and entropy.
 
-The authors train with a large constant learning rate (0.08), at which a network memorises little; with that
-of the paper's protocol (0.01) labels are partly memorised ones. Their second step, a new network trained on
-the labels found, is left out, as in FNBench. FNBench divides by q even where fewer outputs are stored
-(`fnbench_history=true`) and raises given labels again; here the divisor is the number stored.
-Unconfirmed: the paper, from memory, has the classes' shares as the prior; here, as in all code, it is
-    uniform, which pushes clients towards classes that they do not have (`prior=given` does not).
-Choices here: T1 and q in few rounds; small batches have no L_p; a diverged client keeps its old labels.
+Choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +24,14 @@ from flnl_bench import (
     Beliefs,
     Client,
     Method,
+    NotNegative,
+    Range,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
     network_weights,
 )
 from flnl_bench.numerics import (
@@ -57,39 +53,36 @@ class JointOpt(Method):
     name = "jointopt"
     reference = "Tanaka et al., Joint Optimization Framework for Learning with Noisy Labels, CVPR 2018"
 
-    alpha: float = 1.2  # α, weight of L_p
-    beta: float = 0.8  # β, weight of L_e
-    history: int = 10  # q at most; fewer where clients have not so many epochs before T1
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
+    alpha: NotNegative = 1.2  # α, weight of L_p
+    beta: NotNegative = 0.8  # β, weight of L_e
+    history: Annotated[int, Range(1)] = 10  # q at most; fewer where clients have not so many epochs before T1
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
     labelling: Literal["soft", "hard"] = "soft"
     prior: Literal["uniform", "given"] = "uniform"  # π: 1/C, or the client's shares of given labels
-    finish: float = 0.0  # share of the rounds, the last ones, with frozen labels and plain cross-entropy
-    min_history: int = 1  # outputs that must be there before a label is renewed
-    min_batch_prior: int | None = None  # samples from which a batch has L_p; None: C/2, at most a full batch
+    finish: Share = 0.0  # share of the rounds, the last ones, with frozen labels and plain cross-entropy
+    min_history: Annotated[int, Range(1)] = 1  # outputs that must be there before a label is renewed
+    min_batch_prior: Annotated[int, Range()] | None = None  # least batch with L_p; None: C/2, or a full batch
     fnbench_history: bool = False
     aggregator: Aggregator = "mean"
 
-    def __post_init__(self) -> None:
-        bounded(self, "alpha", "beta")
-        bounded(self, "warmup_share", "finish", high=1)
-        bounded(self, "history", "min_history", low=1)
-        bounded(self, "min_batch_prior")
-
     # -- schedule ----------------------------------------------------------------------------------
+    def warmup(self, terms: Terms) -> int:
+        """T1, the rounds in which given labels are trained on."""
+        return warmup_rounds(self.warmup_share, terms)
+
     def finishes(self, t: int, terms: Terms) -> bool:
         """Whether labels are frozen and the regularisers off."""
         return t >= terms.rounds - round(self.finish * terms.rounds)
 
     def renews(self, t: int, terms: Terms) -> bool:
         """Whether labels are renewed."""
-        return t >= warmup_rounds(self.warmup_share, terms) and not self.finishes(t, terms)
+        return t >= self.warmup(terms) and not self.finishes(t, terms)
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
         """The given labels, and room for outputs."""
         size, classes, device = client.size, client.terms.classes, client.y.device
-        begin = warmup_rounds(self.warmup_share, client.terms)
-        length = history_length(self.history, 3, begin, client.terms)
+        length = history_length(self.history, 3, self.warmup(client.terms), client.terms)
         return {
             "given": client.y.clone(),
             "labels": F.one_hot(client.y, classes).to(torch.get_default_dtype()),

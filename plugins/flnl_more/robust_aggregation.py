@@ -7,19 +7,16 @@ with Adversaries: Byzantine Tolerant Gradient Descent". NeurIPS 2017. RFA: Pillu
 
 The rules are in `flnl_bench.numerics`, so that other methods may have them: `--set aggregator=median`.
 Symbols: m models of a round, f of them distrusted, q averaged by multi-Krum, R steps and ν floor of RFA.
-Unconfirmed: the papers are quoted from memory: m − f − 2 squared distances in Krum (code of its group sums
-    m − f − 1 plain ones), R = 3 and ν = 1e-6 in RFA (its authors' code has 4 and 1e-5, and stops early).
-Choices here: f is 30 % of the models, as in FNBench; BatchNorm statistics are combined by the same rule but
-never enter a distance; models that are not finite are left out before.
+Choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
-from flnl_bench import Federation, Method, Server, Update, Weights, bounded
+from flnl_bench import Federation, Method, Positive, Range, Server, Share, Update, Weights
 from flnl_bench.numerics import AGGREGATORS, STATISTICS, Rule, average, combined, distrusted, is_finite
 
 
@@ -65,10 +62,7 @@ class TrimmedMean(RobustAggregation):
     name = "trimmed-mean"
     reference = "Yin et al., Byzantine-Robust Distributed Learning, ICML 2018"
 
-    distrust: float = 0.3  # f as a share of the models; f values go at each end
-
-    def __post_init__(self) -> None:
-        bounded(self, "distrust", high=1)
+    distrust: Share = 0.3  # f as a share of the models; f values go at each end
 
     def numbers(self, count: int) -> Mapping[str, float]:
         """f."""
@@ -82,12 +76,8 @@ class Krum(RobustAggregation):
     reference = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
     variants = {"multi": {"selected": None}}
 
-    distrust: float = 0.3  # f as a share of the models; lowered until m ≥ 2f + 3
-    selected: int | None = 1  # q; None: m − f − 2
-
-    def __post_init__(self) -> None:
-        bounded(self, "distrust", high=1)
-        bounded(self, "selected", low=1)
+    distrust: Share = 0.3  # f as a share of the models; lowered until m ≥ 2f + 3
+    selected: Annotated[int, Range(1)] | None = 1  # q; None: m − f − 2
 
     def numbers(self, count: int) -> Mapping[str, float]:
         """f, and how many models are averaged: all of fewer than three, which have no scores."""
@@ -102,9 +92,5 @@ class RFA(RobustAggregation):
     name = "rfa"
     reference = "Pillutla et al., Robust Aggregation for Federated Learning, IEEE Trans. Signal Process. 2022"
 
-    steps: int = 3  # R, of Weiszfeld's algorithm from the mean
-    floor: float = 1e-6  # ν, below which a distance counts as this
-
-    def __post_init__(self) -> None:
-        bounded(self, "steps")
-        bounded(self, "floor", above=True)
+    steps: Annotated[int, Range()] = 3  # R, of Weiszfeld's algorithm from the mean
+    floor: Positive = 1e-6  # ν, below which a distance counts as this

@@ -6,23 +6,33 @@ Labels". NeurIPS 2018. ELR: Liu, Niles-Weed, Razavian, Fernandez-Granda. "Early-
 Prevents Memorization of Noisy Labels". NeurIPS 2020 (not ELR+, which has two networks).
 
 Symbols: z logits, p = softmax(z), y given label, C classes, t target of a sample.
-Unconfirmed: the SCE paper, from memory, has ln 0 := −4 or −6; here it is ln 1e-4, as in all code.
-Unconfirmed: the GCE paper alternates pruning and training; here nothing is pruned but in `gce/truncated`.
-Unconfirmed: the ELR paper averages past outputs; here, as in its code, the target moves before the loss.
-Choices here: a target is not reset when a new global model arrives; other data sets take the values of
-CIFAR-10 (under symmetric noise) or, above 20 classes, of CIFAR-100.
+Choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Beliefs, Client, Method, Server, State, Terms, Update, Weights, bounded
+from flnl_bench import (
+    Batch,
+    Beliefs,
+    Client,
+    Method,
+    NotNegative,
+    Range,
+    Server,
+    Share,
+    State,
+    Terms,
+    Update,
+    Weights,
+)
 from flnl_bench.numerics import AGGREGATORS, Aggregator, combined
 
 
@@ -42,13 +52,9 @@ class SCE(RobustLoss):
     name = "sce"
     reference = "Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019"
 
-    alpha: float | None = None  # α; None: 0.1, and 6 above 20 classes
-    beta: float | None = None  # β; None: 1, and 0.1 above 20 classes
-    floor: float = 1e-4  # what 0 is taken for in its logarithm
-
-    def __post_init__(self) -> None:
-        bounded(self, "alpha", "beta")
-        bounded(self, "floor", high=1, above=True)
+    alpha: NotNegative | None = None  # α; None: 0.1, and 6 above 20 classes
+    beta: NotNegative | None = None  # β; None: 1, and 0.1 above 20 classes
+    floor: Annotated[float, Range(0, 1, above=True)] = 1e-4  # what 0 is taken for in its logarithm
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """Both cross-entropies."""
@@ -65,17 +71,17 @@ class GCE(RobustLoss):
     reference = "Zhang, Sabuncu, Generalized Cross Entropy Loss with Noisy Labels, NeurIPS 2018"
     variants = {"truncated": {"truncate": 0.5}}
 
-    q: float = 0.7
-    truncate: float = 0.0  # k: samples with p_y up to k are pruned; 0: none
-    truncate_from: float = 0.4  # share of the rounds before; a model that is unsure then prunes nearly all
+    q: Annotated[float, Range(0, 1, above=True)] = 0.7
+    truncate: Share = 0.0  # k: samples with p_y up to k are pruned; 0: none
+    truncate_from: Share = 0.4  # share of the rounds before; a model that is unsure then prunes nearly all
 
-    def __post_init__(self) -> None:
-        bounded(self, "q", high=1, above=True)
-        bounded(self, "truncate", "truncate_from", high=1)
+    def warmup(self, terms: Terms) -> int:
+        """The rounds without pruning, if there is pruning."""
+        return math.ceil(self.truncate_from * terms.rounds) if self.truncate else 0
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
         """Let the received model decide which samples are pruned in this visit."""
-        if self.truncate and client.round >= self.truncate_from * client.terms.rounds:
+        if self.truncate and client.round >= self.warmup(client.terms):
             p = client.map(lambda batch: probability(client.received(batch.x), batch.y))
             client.scratch["pruned"] = p <= self.truncate
 
@@ -93,12 +99,8 @@ class ELR(RobustLoss):
     name = "elr"
     reference = "Liu et al., Early-Learning Regularization Prevents Memorization, NeurIPS 2020"
 
-    memory: float | None = None  # β; None: 0.7, and 0.9 above 20 classes where a client has enough epochs
-    weight: float | None = None  # λ; None: 3, and 7 above 20 classes
-
-    def __post_init__(self) -> None:
-        bounded(self, "memory", high=1)
-        bounded(self, "weight")
+    memory: Share | None = None  # β; None: 0.7, and 0.9 above 20 classes where a client has enough epochs
+    weight: NotNegative | None = None  # λ; None: 3, and 7 above 20 classes
 
     def constants(self, terms: Terms) -> tuple[float, float]:
         """β and λ."""

@@ -5,13 +5,8 @@ client keeps the small losses of each batch. Of these, samples whose nearest cen
 label are confident, keep the label and are pulled to the centroid; the others get the global model's
 prediction as label.
 
-There is no code of the authors. This follows the one that is known, whose comments have the paper's
-symbols, and what FNBench made of it; all of it is unconfirmed against the paper. Where it differs:
-- these codes cut the gradient of L_cen and sum it over samples (the variant `constant`); here it trains,
-  as a mean. With its full weight it may draw all classes together before they are learnt: compare both;
-- they weight the first centroids by cosines with random vectors; here these are a plain mean;
-- a class that nobody holds, a zero centroid and negative weights are treated, which gave NaN or stood
-  still.
+There is no code of the authors: this follows an unofficial one. Differences, and what is unconfirmed:
+docs/methods.md.
 
 Symbols: t round, f^j and f_G^j centroid of class j on a client and on the server, φ features, S kept
 samples, ŷ predicted and ỹ trained label, τ_t dropped share of a batch, T_k and T_pl rounds until τ and
@@ -35,17 +30,16 @@ from flnl_bench import (
     Federation,
     Method,
     Model,
+    NotNegative,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
 )
 from flnl_bench.numerics import (
-    average,
     check_forget_rate,
-    combined,
     cosine,
     entropy,
     final_forget_rate,
@@ -69,15 +63,11 @@ class RoFL(Method):
     variants = {"constant": {"centroid": "constant"}}
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ], or 0.2
-    ramp_share: float = 0.2  # T_k as a share of all rounds; at least 3
-    given_share: float = 0.1  # T_pl as a share of all rounds; at least 3 and a visit of most clients
-    centroid_weight: float = 1.0  # λ_cen
-    entropy_weight: float = 0.8  # λ_e; try 0.4 if the accuracy stays low after T_pl
+    ramp_share: Share = 0.2  # T_k as a share of all rounds; at least 3
+    given_share: Share = 0.1  # T_pl as a share of all rounds; at least 3 and a visit of most clients
+    centroid_weight: NotNegative = 1.0  # λ_cen
+    entropy_weight: NotNegative = 0.8  # λ_e; try 0.4 if the accuracy stays low after T_pl
     centroid: Literal["mean", "sum", "constant"] = "mean"  # L_cen over S; constant: a sum without gradient
-
-    def __post_init__(self) -> None:
-        bounded(self, "ramp_share", "given_share", high=1)
-        bounded(self, "centroid_weight", "entropy_weight")
 
     # -- schedule ----------------------------------------------------------------------------------
     def final(self, terms: Terms) -> float | None:
@@ -89,7 +79,7 @@ class RoFL(Method):
         ramp = max(3, round(self.ramp_share * terms.rounds))
         return forget_rate(t, final_forget_rate(self.final(terms), terms), ramp)
 
-    def given_rounds(self, terms: Terms) -> int:
+    def warmup(self, terms: Terms) -> int:
         """T_pl, the rounds in which given labels are trained on."""
         return warmup_rounds(self.given_share, terms)
 
@@ -114,7 +104,7 @@ class RoFL(Method):
         sound = [u.message["centroids"] for u in updates if is_finite(u.weights)]
         if sound:
             server.state["centroids"] = merged(server.state["centroids"], torch.stack(sound))  # of [m, C, d]
-        return combined(updates, average, server.weights)
+        return super().aggregate(server, updates)
 
     # -- on a client -------------------------------------------------------------------------------
     def on_receive(self, model: Model, client: Client) -> None:
@@ -138,7 +128,7 @@ class RoFL(Method):
         kept = small_loss(F.cross_entropy(logits, y, reduction="none"), count)
         confident = nearest(fixed, centroids) == y
         labels = y
-        if client.round >= self.given_rounds(client.terms):
+        if client.round >= self.warmup(client.terms):
             labels = torch.where(confident, y, client.state["predicted"][batch.index])
         client.state["clean"][batch.index] = kept & confident
         client.state["labels"][batch.index] = torch.where(kept, labels, -1)
@@ -152,7 +142,7 @@ class RoFL(Method):
 
     def pull_weight(self, client: Client) -> float:
         """λ_cen(t)."""
-        return self.centroid_weight * linear_ramp(client.round, 0, self.given_rounds(client.terms))
+        return self.centroid_weight * linear_ramp(client.round, 0, self.warmup(client.terms))
 
     def upload(self, model: Model, client: Client) -> Mapping[str, Any]:
         """The client's centroids."""

@@ -7,19 +7,14 @@ refurbished is left out of the batch.
 Symbols: t round, T1 warm-up rounds, τ assumed noise rate, 𝒞 small losses of a batch, h predictions of a
 sample that are kept, q their number, F their uncertainty, ε its threshold, r refurbished labels (−1: none).
 
-As in the authors' code: the current prediction does not vote, ties go to the lowest class, and a label
-stays refurbished when predictions disagree again (`reuse=false`: it does not). With q = 15 and ε = 0.05
-only unanimous histories pass. In FNBench, histories start as votes for class 0 and τ is 0.2.
-Unconfirmed: the paper is quoted from memory; nothing here rests on it alone.
-Choices here: τ is what the setting announces, not the true rate; restarts with new networks are left out, as
-in FNBench; one forward pass, so that all images of a batch enter its BatchNorm statistics; an incomplete
-history refurbishes nothing; T1 and q in few rounds; a diverged visit is forgotten.
+After the authors' code; choices, and what is unconfirmed: docs/methods.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -31,12 +26,13 @@ from flnl_bench import (
     Client,
     Federation,
     Method,
+    Range,
     Server,
+    Share,
     State,
     Terms,
     Update,
     Weights,
-    bounded,
     network_weights,
     require,
 )
@@ -61,17 +57,12 @@ class Selfie(Method):
     name = "selfie"
     reference = "Song et al., SELFIE: Refurbishing Unclean Samples for Robust Deep Learning, ICML 2019"
 
-    history: int = 15  # q at most; fewer where clients have not so many epochs before T1
-    threshold: float = 0.05  # ε; below 0 nothing is refurbished
-    noise_rate: float | None = None  # τ; None is what the setting announces, 0.2 if it does not
-    warmup_share: float = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
+    history: Annotated[int, Range(1)] = 15  # q at most; fewer where clients have not so many epochs before T1
+    threshold: Annotated[float, Range(-1, 1)] = 0.05  # ε; below 0 nothing is refurbished
+    noise_rate: Share | None = None  # τ; None is what the setting announces, 0.2 if it does not
+    warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 3, and a call of every client
     reuse: bool = True  # labels stay refurbished
     aggregator: Aggregator = "mean"
-
-    def __post_init__(self) -> None:
-        bounded(self, "history", low=1)
-        bounded(self, "noise_rate", "warmup_share", high=1)
-        bounded(self, "threshold", low=-1, high=1)
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

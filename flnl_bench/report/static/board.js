@@ -1,4 +1,4 @@
-// The leaderboard: filters choose runs, everything else follows from the runs that are left.
+// The leaderboard: all numbers are computed from the runs that pass the filters.
 "use strict";
 
 (function () {
@@ -21,7 +21,7 @@
   const state = { metric: "last10", paper: false, hidden: {}, sort: {} };
   for (const what of Object.keys(choices)) state.hidden[what] = new Set();
 
-  // -- the address keeps what was chosen, so that a view can be sent as a link -----------------------
+  // -- the address contains the filters, so that a view can be sent as a link -----------------------
   const read = () => {
     const asked = new URLSearchParams(location.hash.slice(1));
     if (usable.some((metric) => metric.name === asked.get("metric"))) state.metric = asked.get("metric");
@@ -67,7 +67,7 @@
       update();
     });
   };
-  // An open filter lies over the table: it closes when one goes on elsewhere, by mouse or by keyboard.
+  // An open filter covers the table: a click or the focus outside closes it.
   const close = (inside) => {
     for (const filter of fields.querySelectorAll("details[open]")) if (!inside || !filter.contains(inside)) filter.open = false;
   };
@@ -153,20 +153,20 @@
     if (column === "rank") return line.rank;
     return line.cells[column] ? line.cells[column].mean : null;
   };
-  const sorted = (made, sort) => {
-    if (!sort) return made.lines;
+  const sorted = (view, sort) => {
+    if (!sort) return view.lines;
     const direction = sort.direction === "ascending" ? 1 : -1;
-    return [...made.lines].sort((a, b) => {
+    return [...view.lines].sort((a, b) => {
       const [x, y] = [key(a, sort.column), key(b, sort.column)];
-      if (x === null || y === null) return (x === null) - (y === null); // what is not there comes last
+      if (x === null || y === null) return (x === null) - (y === null); // missing numbers come last
       return direction * (typeof x === "string" ? x.localeCompare(y) : x - y);
     });
   };
-  const header = (made, number, column) => {
+  const header = (view, number, column) => {
     const sort = state.sort[number];
     const here = sort && sort.column === column;
     const click = () => {
-      const first = column === "method" || column === "rank" || !made.metric.higher ? "ascending" : "descending";
+      const first = column === "method" || column === "rank" || !view.metric.higher ? "ascending" : "descending";
       const other = first === "ascending" ? "descending" : "ascending";
       state.sort[number] = { column, direction: here && sort.direction === first ? other : first };
       draw();
@@ -177,12 +177,12 @@
       el("button", { type: "button", class: "sort", "data-sort": `${number}:${column}`, onclick: click }, column,
         el("span", { "aria-hidden": "true", text: arrow })));
   };
-  const cell = (found, mark, digits, most) => {
-    if (!found) return el("td");
-    const inner = [number(found.mean, digits)];
-    if (found.std !== null && found.std !== undefined) inner.push(el("small", { text: ` ± ${number(found.std, digits)}` }));
-    const made = el(mark === "best" ? "b" : mark === "second" ? "u" : "span", {}, ...inner);
-    return el("td", {}, made, found.count < most ? el("sup", { text: `†${found.count}` }) : null);
+  const cell = (numbers, mark, digits, most) => {
+    if (!numbers) return el("td");
+    const inner = [number(numbers.mean, digits)];
+    if (numbers.std !== null && numbers.std !== undefined) inner.push(el("small", { text: ` ± ${number(numbers.std, digits)}` }));
+    const content = el(mark === "best" ? "b" : mark === "second" ? "u" : "span", {}, ...inner);
+    return el("td", {}, content, numbers.count < most ? el("sup", { text: `†${numbers.count}` }) : null);
   };
   const paperRow = (line, columns, over) => {
     const theirs = line.row.paper[state.metric] || {};
@@ -196,34 +196,34 @@
     return [el("tr", { class: "paper" }, el("th", { scope: "row", text: "the paper" }), ...cells)];
   };
   const tableOf = (table, number_) => {
-    const made = compute(table);
-    if (!made.lines.length) return null;
-    const columns = [...made.settings, ...(made.over.length > 1 ? ["Avg"] : []), "rank"];
-    const marked = Object.fromEntries(columns.map((column) => [column, marks(made, column)]));
-    const bestRank = Math.min(...made.lines.filter((line) => line.rank !== null).map((line) => line.rank));
-    const most = Math.max(...made.lines.flatMap((line) => Object.values(line.cells).map((c) => (c ? c.count : 0))));
-    const body = sorted(made, state.sort[number_]).flatMap((line) => {
-      const place = made.lines.indexOf(line);
+    const view = compute(table);
+    if (!view.lines.length) return null;
+    const columns = [...view.settings, ...(view.over.length > 1 ? ["Avg"] : []), "rank"];
+    const marked = Object.fromEntries(columns.map((column) => [column, marks(view, column)]));
+    const bestRank = Math.min(...view.lines.filter((line) => line.rank !== null).map((line) => line.rank));
+    const most = Math.max(...view.lines.flatMap((line) => Object.values(line.cells).map((c) => (c ? c.count : 0))));
+    const body = sorted(view, state.sort[number_]).flatMap((line) => {
+      const place = view.lines.indexOf(line);
       const entries = columns.map((column) => {
-        if (column !== "rank") return cell(line.cells[column], marked[column][place], made.metric.digits, most);
+        if (column !== "rank") return cell(line.cells[column], marked[column][place], view.metric.digits, most);
         if (line.rank === null) return el("td");
-        const best = made.lines.length > 1 && line.rank === bestRank;
+        const best = view.lines.length > 1 && line.rank === bestRank;
         return el("td", {}, el(best ? "b" : "span", { text: line.rank.toFixed(2) }));
       });
       const link = el("a", { href: `methods/${board.labels[line.row.label]}.html`, text: line.row.label });
       const own = el("tr", {}, el("th", { scope: "row" }, link), ...entries);
-      return [own, ...(state.paper ? paperRow(line, columns, made.over) : [])];
+      return [own, ...(state.paper ? paperRow(line, columns, view.over) : [])];
     });
     const parts = [el("h2", { text: table.title }), el("p", { text: `${table.line}.` })];
     for (const text of table.alarms) parts.push(el("p", { class: "alarm", text: `⚠ ${text}` }));
     const compared = state.paper && table.rows.some((row) => Object.keys(row.paper[state.metric] || {}).length);
-    if (compared) parts.push(el("p", { class: table.paper.comparable ? "" : "alarm", text: table.paper.told }));
-    const head = el("tr", {}, header(made, number_, "method"), ...columns.map((column) => header(made, number_, column)));
+    if (compared) parts.push(el("p", { class: table.paper.comparable ? "" : "alarm", text: table.paper.text }));
+    const head = el("tr", {}, header(view, number_, "method"), ...columns.map((column) => header(view, number_, column)));
     parts.push(el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": table.title },
-      el("table", {}, el("caption", { class: "hidden", text: `${table.title}, ${made.metric.help}` }), el("thead", {}, head), el("tbody", {}, ...body))));
-    const help = made.metric.help[0].toUpperCase() + made.metric.help.slice(1);
-    const notes = [`${help}; ${made.metric.higher ? "higher" : "lower"} is better. Rank${made.over.length > 1 ? " and Avg" : ""}: over ${made.over.join(", ")}.`];
-    if (made.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds only, where others have ${most}.`);
+      el("table", {}, el("caption", { class: "hidden", text: `${table.title}, ${view.metric.help}` }), el("thead", {}, head), el("tbody", {}, ...body))));
+    const help = view.metric.help[0].toUpperCase() + view.metric.help.slice(1);
+    const notes = [`${help}; ${view.metric.higher ? "higher" : "lower"} is better. Rank${view.over.length > 1 ? " and Avg" : ""}: over ${view.over.join(", ")}.`];
+    if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds only, where others have ${most}.`);
     if (table.order && (state.metric === "last10")) notes.push(
       `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
     parts.push(el("p", { class: "note", text: notes.join(" ") }));
@@ -232,9 +232,9 @@
   const out = document.getElementById("tables");
   const draw = () => {
     const kept = board.tables.map((table, i) => [table, i]).filter(([table]) => ["dataset", "partition", "preset"].every((what) => !state.hidden[what].has(table[what])));
-    const made = kept.map(([table, i]) => tableOf(table, i)).filter((section) => section);
-    out.replaceChildren(...(made.length ? made : [el("p", { text: "No run is left." })]));
-    document.getElementById("count").textContent = `${made.length} of ${board.tables.length} tables`;
+    const sections = kept.map(([table, i]) => tableOf(table, i)).filter((section) => section);
+    out.replaceChildren(...(sections.length ? sections : [el("p", { text: "No run is left." })]));
+    document.getElementById("count").textContent = `${sections.length} of ${board.tables.length} tables`;
   };
   const update = () => { show(); write(); draw(); };
 

@@ -1,4 +1,4 @@
-// Two methods side by side: paired differences by setting, and their curves in one chart.
+// Two methods: paired differences by setting, and both curves in one chart.
 "use strict";
 
 (function () {
@@ -55,8 +55,8 @@
       out.append(section);
     }
     const links = [one, two].map((data, i) => el("a", { href: `methods/${(i ? second : first).value}.html`, text: data.label }));
-    const told = document.getElementById("told");
-    told.replaceChildren(links[0], " and ", links[1], cells ? ` have ${cells} cells in common.` : " have no cell in common.");
+    const summary = document.getElementById("summary");
+    summary.replaceChildren(links[0], " and ", links[1], cells ? ` have ${cells} cells in common.` : " have no cell in common.");
   };
 
   const update = () => {

@@ -1,4 +1,4 @@
-// Charts of a method's page, one for each number and table with a line for each setting; and of a run's.
+// Charts of a method's page (one per number and table, a line per setting) and of a run's page.
 "use strict";
 
 (function () {

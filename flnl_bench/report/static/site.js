@@ -1,22 +1,22 @@
-// What all pages share: elements without markup from strings, the theme, charts, data of methods.
+// Shared by all pages: elements without markup from strings, the theme, charts, data of methods.
 "use strict";
 
 const flnl = {
   above: document.body.dataset.above,
   titles: JSON.parse(document.getElementById("titles").textContent),
-  methods: {}, // data by slug, as data/*.js brings them
+  methods: {}, // data by slug, from data/*.js
   waiting: {},
   charts: [],
 
   el(tag, attributes, ...children) {
-    const made = document.createElement(tag);
+    const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
-      if (name === "text") made.textContent = value;
-      else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-      else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+      if (name === "text") element.textContent = value;
+      else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
     }
-    made.append(...children.filter((child) => child !== null));
-    return made;
+    element.append(...children.filter((child) => child !== null));
+    return element;
   },
 
   take(slug, data) {
@@ -25,7 +25,7 @@ const flnl = {
     delete flnl.waiting[slug];
   },
 
-  // The data of a method: a script beside the page, because pages from disk may not fetch.
+  // The data of a method: a script of the site, because pages from disk may not fetch.
   load(slug) {
     if (flnl.methods[slug]) return Promise.resolve(flnl.methods[slug]);
     return new Promise((resolve) => {
@@ -71,7 +71,7 @@ flnl.dark = () => {
     try {
       localStorage.setItem("flnl-theme", theme);
     } catch (refused) {
-      // It holds for this page only.
+      // The choice is valid for this page only.
     }
     tell();
   });
@@ -80,7 +80,7 @@ flnl.dark = () => {
 })();
 
 // -- charts ----------------------------------------------------------------------------------------
-// Okabe and Ito's colours, which people with any kind of colour vision can tell apart; then other dashes.
+// Okabe and Ito's colours, which are safe for colour-blind readers; then other dashes.
 flnl.colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1"];
 flnl.dashes = [[], [8, 4], [2, 3]];
 
@@ -122,7 +122,7 @@ flnl.figure = (title, rounds, lines) => {
       series, bands,
     };
     plot = new uPlot(options, data, box);
-    // The edges of bands are no lines of their own, and a legend must be operable without a mouse.
+    // The edges of bands need no legend, and a legend must be usable without a mouse.
     box.querySelectorAll(".u-legend .u-series").forEach((row, i) => {
       if (i && series[i].label === "") row.remove();
       const name = row.querySelector("th");

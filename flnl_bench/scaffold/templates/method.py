@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from flnl_bench import Batch, Client, Method, Model, bounded, hookimpl
+from flnl_bench import Batch, Client, Method, Model, Share, hookimpl
 
-flnl_api = 1  # the version of flnl-bench's plugin API that this is written for
+flnl_api = 2  # the version of flnl-bench's plugin API that this is written for
 
 
 class Example(Method):
@@ -14,10 +14,7 @@ class Example(Method):
     name = "example"
     reference = "Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, 2014"
 
-    trust: float = 0.8  # share of the given label
-
-    def __post_init__(self) -> None:
-        bounded(self, "trust", high=1)
+    trust: Share = 0.8  # share of the given label
 
     def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
         """One value per image."""
