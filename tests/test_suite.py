@@ -19,7 +19,7 @@ from flnl_bench.running.resolve import configure, prepare
 from flnl_bench.suite import estimate as estimates
 from flnl_bench.suite import ray as on_ray
 from flnl_bench.suite.grid import fedavg_samples, make_grid
-from flnl_bench.suite.progress import Progress, SuiteProgress, changed_code
+from flnl_bench.suite.progress import Progress, SuiteProgress, code_warnings
 from flnl_bench.suite.ray import capacity, cpus_of
 from flnl_bench.suite.suite_file import read_suite
 
@@ -226,7 +226,7 @@ def test_a_suite_warns_about_runs_that_other_code_has_made(tmp_path, monkeypatch
     plans = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\nseeds = [1, 2, 3]', tmp_path)
     runs = dict(zip(plans, [Progress("done", old), Progress("done", new), Progress("waiting")], strict=True))
     monkeypatch.setattr("flnl_bench.results.provenance.code_digests", lambda *_: {"method": "new"})
-    (warning,) = changed_code(runs)
+    (warning,) = code_warnings(runs)
     assert warning.startswith("the code of fedavg has changed since 1 of the runs were started")
 
 
