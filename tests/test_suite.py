@@ -222,7 +222,8 @@ def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):
 
 # -- changed code ------------------------------------------------------------------------------------
 def test_a_suite_warns_about_runs_that_other_code_has_made(tmp_path, monkeypatch):
-    old, new = (read_record(write_run(tmp_path / source, source=source)) for source in ("old", "new"))
+    digests = ("old", "new")
+    old, new = (read_record(write_run(tmp_path / digest, code={"method": digest})) for digest in digests)
     plans = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\nseeds = [1, 2, 3]', tmp_path)
     runs = dict(zip(plans, [Progress("done", old), Progress("done", new), Progress("waiting")], strict=True))
     monkeypatch.setattr("flnl_bench.results.provenance.code_digests", lambda *_: {"method": "new"})
