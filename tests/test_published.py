@@ -33,7 +33,7 @@ def shipped(tmp_path, monkeypatch):
     """A package that ships two runs, and a cache of its own."""
     for seed in (1, 13):
         run = write_run(
-            tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, all_rounds=True, source="a" * 16
+            tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, all_rounds=True, code={"method": "a" * 16}
         )
         clients = RunFolder(run).read().config.training.clients
         np.savez(run / "beliefs.npz", row=np.arange(5), noise_kind=np.array(["sym"] * clients))
@@ -73,7 +73,7 @@ def rounds_of(results):
 @pytest.mark.parametrize("code", ["installed", "edited"])
 def test_a_run_that_was_made_here_too_counts_and_is_flagged_if_its_code_differs(code, shipped):
     digest = method_digest(FedProx) if code == "installed" else "b" * 16
-    write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, source=digest)
+    write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, code={"method": digest})
     board = leaderboard(load_results(shipped / "own", with_published=True))
     assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
     assert len(alarms := flagged(board)) == (code == "edited")
@@ -89,7 +89,7 @@ def test_an_own_run_counts_even_if_it_is_older_and_in_a_renamed_folder(shipped):
 
 
 def test_published_runs_alone_are_not_flagged_whatever_made_them(shipped):
-    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, source="b" * 16)
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, code={"method": "b" * 16})
     assert not flagged(leaderboard(load_results(shipped / "own", with_published=True)))
 
 
@@ -177,7 +177,7 @@ def test_show_says_that_a_run_has_the_numbers_of_the_published_one(shipped):
 @pytest.mark.parametrize(("accuracy", "best"), [(59.0, 60.0), (60.0, 90.0)], ids=["last10", "best"])
 def test_show_names_possible_reasons_for_other_numbers(accuracy, best, shipped):
     run = write_run(
-        shipped / "own", "fedprox", accuracy=accuracy, best=best, all_rounds=True, source="b" * 16
+        shipped / "own", "fedprox", accuracy=accuracy, best=best, all_rounds=True, code={"method": "b" * 16}
     )
     provenance = RunFolder(run).read().provenance
     edit(run, provenance=provenance | {"instructions": "AVX9", "libraries": {"torch": "2.99"}})
@@ -187,7 +187,7 @@ def test_show_names_possible_reasons_for_other_numbers(accuracy, best, shipped):
 
 
 def test_an_earlier_part_of_a_resumed_run_is_a_possible_reason(shipped):
-    run = write_run(shipped / "own", "fedprox", accuracy=59.0, all_rounds=True, source="a" * 16)
+    run = write_run(shipped / "own", "fedprox", accuracy=59.0, all_rounds=True, code={"method": "a" * 16})
     provenance = RunFolder(run).read().provenance
     assert published_text(run) == "60.00 % not the same; nothing that is recorded explains it"
     edit(run, earlier=[provenance | {"instructions": "AVX9"}])
