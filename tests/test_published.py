@@ -67,7 +67,7 @@ def test_they_can_be_read_without_own_runs_and_have_their_rounds(shipped):
 
 
 def rounds_of(results):
-    return results.runs.training_rounds.iloc[0]
+    return results.runs["training.rounds"].iloc[0]
 
 
 @pytest.mark.parametrize("code", ["installed", "edited"])
