@@ -50,7 +50,7 @@ def archive(tmp_path, damage):
 def scenario(tmp_path, damage):
     """Save a scenario with changed fields, arrays or names, and the fingerprint that fits them; load it."""
     dataset = toy_dataset()
-    drawn = draw_scenario(dataset, clients=4, setting="mixed-0.5")
+    drawn = draw_scenario(dataset, clients=4)
     fields, arrays, about = damage(drawn)
     path = tmp_path / "scenario.npz"
     save_scenario(dataclasses.replace(drawn, **fields), path.with_suffix(""))
@@ -331,7 +331,9 @@ TABLE = [
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize(("file", "damage", "message"), TABLE)
+@pytest.mark.parametrize(
+    ("file", "damage", "message"), TABLE, ids=[f"{file.__name__} {message}" for file, _, message in TABLE]
+)
 def test_a_damaged_or_forged_file_is_refused_in_one_line(tmp_path, file, damage, message):
     with pytest.raises(ValueError, match=message) as caught:
         file(tmp_path, damage)

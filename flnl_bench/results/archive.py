@@ -89,7 +89,7 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
         for record in sorted(records, key=lambda record: record.ended or "", reverse=True):
             place, run = record.config.place, record.folder
             try:
-                _check_numbers(record)
+                _check_version(record)
                 rows = read_rounds(run)
                 summary = record.confirmed(rows)
             except ValueError as error:
@@ -200,7 +200,7 @@ def _checked_record(archive: zipfile.ZipFile, names: frozenset[str], name: str) 
     folder = PurePosixPath(name).parent
     try:
         record = parse_record(parse_json(archive.read(name)))
-        _check_numbers(record)
+        _check_version(record)
         _check_record(record)
         if f"{folder}/{ROUNDS_FILE}" not in names:
             raise ValueError(f"it has no {ROUNDS_FILE}")
@@ -273,12 +273,10 @@ def _with_origin(record: RunRecord, file: Path) -> RunRecord:
     return dataclasses.replace(record, imported=origin)
 
 
-def _check_numbers(record: RunRecord) -> None:
+def _check_version(record: RunRecord) -> None:
     """Refuse a run of another NUMBERS_VERSION: this package gives its folder another name."""
     if record.numbers != NUMBERS_VERSION:
-        raise ValueError(
-            f"its numbers are of version {record.numbers}, those of this package {NUMBERS_VERSION}"
-        )
+        raise ValueError(f"its numbers are of version {record.numbers}, not {NUMBERS_VERSION}")
 
 
 # -- what strangers may have written -----------------------------------------------------------------
