@@ -1,7 +1,7 @@
-"""Numbers that must not move: folders of runs, fingerprints of scenarios, rounds of every method.
+"""Values that must not change: folders of runs, fingerprints of scenarios, rounds of every method.
 
-The files in tests/golden were written by the code of version 0.1.0 (`python tests/test_golden.py`). Whoever
-has to write them anew has changed results: see "Whoever changes the numbers" in CONTRIBUTING.md.
+`python tests/test_golden.py` writes the files in tests/golden. A change that needs new files changes results:
+see "Whoever changes the numbers" in CONTRIBUTING.md.
 """
 
 import json
@@ -13,7 +13,7 @@ from command_line import flnl, rounds_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# Suites whose runs are only looked at, never played: between them they use every part of a configuration.
+# Suites whose runs are only planned, never run: together they use every part of a configuration.
 SUITES = {
     "methods": """
         settings = ["sym-1.0"]
@@ -84,7 +84,7 @@ PERCENT = ("accuracy", "memorised", "coverage")  # of few images, of which one m
 
 
 def folders(name, out):
-    """Where the runs of a suite belong."""
+    """The folders of the runs of a suite."""
     file = Path(out) / f"{name}.toml"
     file.write_text(SUITES[name])
     told = flnl("suite", file, "--dry-run", "--json", "--device", "cpu", "--out", "runs").json
