@@ -27,8 +27,8 @@ def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) ->
 
 
 def is_finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether no weight is NaN or infinite; it waits for the device, so not for use in a step."""
-    return all(bool(torch.isfinite(w).all()) for w in weights.values())
+    """Whether no weight is NaN or infinite; it waits for the device once, so not for use in a step."""
+    return bool(torch.stack([torch.isfinite(tensor).all() for tensor in weights.values()]).all())
 
 
 # -- robust means --------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from flnl_bench import escaping, input_files
+from flnl_bench import escaping
 from flnl_bench.errors import BadInput
 from flnl_bench.processes import alive
 
@@ -111,24 +111,3 @@ def path_part(name: str, what: str) -> str:
             f"{what} is {shown!r}, but becomes the name of a folder: 1 to 255 bytes, no slash, no leading dot"
         )
     return name
-
-
-# used by other branches until the merge
-def open_file(path: Path, *, follow: bool = False) -> BinaryIO:
-    return open(path, "rb")
-
-
-def read_file(path: Path, limit: int = 0, *, follow: bool = False) -> bytes:
-    return path.read_bytes()
-
-
-def refuse_strange(path: Path, folder: bool = False) -> None:
-    pass
-
-
-parse_json = input_files.parse_json
-is_number = input_files.is_number
-check_unpacked = input_files.check_unpacked
-read_npz = input_files.read_npz
-read_toml = input_files.read_toml
-read_array = input_files.read_array

@@ -44,7 +44,6 @@ LIGHT_FILES = (
     "flnl_bench.running.result",
 )
 HEAVY = {"torch", "torchvision", "pandas", "sklearn", "scipy", "matplotlib", "ray"}
-LONGEST = 400  # lines of a file
 
 
 def for_type_checkers(node: ast.AST) -> bool:
@@ -190,11 +189,6 @@ def test_what_answers_at_once_imports_nothing_heavy(module):
             todo += [name.rpartition(".")[0]] if "." in name else []  # its package runs first
     heavy = {name.split(".")[0] for name in seen} & HEAVY
     assert not heavy
-
-
-@pytest.mark.parametrize("path", [*SOURCES, *PLUGINS], ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_no_file_is_long(path):
-    assert len(path.read_text().splitlines()) <= LONGEST
 
 
 def test_the_picture_of_the_documentation_is_that_of_the_imports():

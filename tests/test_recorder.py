@@ -16,6 +16,7 @@ from toy_runs import toy_config, toy_runner
 from flnl_bench import Beliefs
 from flnl_bench.atomic_files import finite, json_text, replace_file
 from flnl_bench.errors import BadInput
+from flnl_bench.numerics import average
 from flnl_bench.results.diagnostics import belief_arrays, judge
 from flnl_bench.results.run_folder import RunFolder, read_runs
 from flnl_bench.results.run_record import (
@@ -373,6 +374,9 @@ def test_a_diverged_run_is_recorded_as_valid_json(tmp_path):
 
         def round(self, server, federation):
             return {**super().round(server, federation), "norm": math.nan}
+
+        def aggregate(self, server, updates):
+            return average([update.weights for update in updates], [update.size for update in updates])
 
     record = toy_runner(tmp_path, Diverging()).run()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.atomic_files import read_npz, sweep_parts
+from flnl_bench.atomic_files import sweep_parts
 from flnl_bench.data import class_maps
 from flnl_bench.data.dataset import (
     HOW_TO_POINT,
@@ -29,6 +29,7 @@ from flnl_bench.data.dataset import (
     checked_labels,
 )
 from flnl_bench.errors import BadInput, MissingData, one_line
+from flnl_bench.input_files import read_npz
 
 TIMEOUT = 10.0  # seconds without an answer before a download is given up
 Arrays = dict[str, np.ndarray]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.atomic_files import json_text, parse_json, read_file, replace_file
+from flnl_bench.atomic_files import json_text, replace_file
 
 KEPT_FROM = 16 * 2**20  # bytes; hashing fewer takes less than 20 ms
 HASHED_AT_ONCE = 64 * 2**20  # bytes of a memory map that are hashed at a time
@@ -80,7 +81,7 @@ def file_stamps(files: Sequence[Path]) -> FileStamps | None:
 def _kept_digest(stamps: FileStamps) -> str | None:
     """Return the kept digest of the images in these files, if it was computed from the same state of them."""
     try:
-        kept = parse_json(read_file(_kept_file(stamps), 2**20))
+        kept = json.loads(_kept_file(stamps).read_bytes())
         digest = kept["images"] if kept["files"] == stamps else ""
         return digest if re.fullmatch("[0-9a-f]{64}", digest) else None
     except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by this module

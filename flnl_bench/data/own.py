@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flnl_bench.atomic_files import open_file, read_npz
 from flnl_bench.data.dataset import NPZ_ARRAYS, Dataset, DatasetKind, LoadProgress, stratified_split
 from flnl_bench.errors import BadInput, MissingData, one_line
+from flnl_bench.input_files import read_npz
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -123,7 +123,7 @@ def open_image(file: Path, mode: str | None = None) -> Image:
     import PIL.Image
 
     try:
-        with open_file(file, follow=True) as opened, PIL.Image.open(opened) as image:
+        with PIL.Image.open(file) as image:
             return image.convert(mode) if mode else image.copy()
     except Exception as error:  # Pillow raises many types for damaged files
         raise BadInput(f"cannot read the image {file}: {one_line(error)}") from None

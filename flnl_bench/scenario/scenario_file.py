@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.atomic_files import json_text, parse_json, path_part, read_file, read_npz, replace_file
+from flnl_bench.atomic_files import json_text, path_part, replace_file
 from flnl_bench.data.dataset import Dataset, checked_labels
 from flnl_bench.errors import BadInput, one_line, require
+from flnl_bench.input_files import parse_json, read_npz
 from flnl_bench.scenario.noise import noisy_labels, parse_setting
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.scenario.scenario import Scenario, client_table, scenario_summary
@@ -82,7 +83,7 @@ def load_scenario(path: str | Path) -> Scenario:
     arrays = read_npz(npz, (*ARRAYS, "about"), optional=("transitions", "replaced"))
     try:
         about = parse_json(str(arrays["about"]))
-        table = parse_json(read_file(readable, follow=True))
+        table = parse_json(readable.read_bytes())
         repeated = table["about"] if isinstance(table, dict) else None
         scenario = _rebuild(about, arrays)
         _check_noise(scenario, parse_setting(scenario.setting))

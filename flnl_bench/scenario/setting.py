@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.atomic_files import read_array
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.input_files import read_array
 from flnl_bench.random_streams import stream
 
 ROUNDING_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point

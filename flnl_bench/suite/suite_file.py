@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.atomic_files import read_toml
 from flnl_bench.config import TRAINING, as_set, check_seeds, training_changes
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.input_files import read_toml
 
 GRID_AXES: Mapping[str, list[Any]] = {  # with their defaults
     "presets": ["quick"],
