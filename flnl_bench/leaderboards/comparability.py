@@ -86,7 +86,7 @@ def chosen(records: Sequence[RunRecord], only: Filter) -> list[RunRecord]:
             allowed = _recorded_spellings(name, values, {value_of(record, name) for record in records})
             left = [record for record in left if value_of(record, name) in allowed]
     if not left:
-        raise BadInput(f"no run is of this {' and this '.join(name for name in only if only[name])}")
+        raise BadInput(f"no run has this {' and this '.join(name for name in only if only[name])}")
     return left
 
 
