@@ -190,6 +190,11 @@ class Method:
 
     name: ClassVar[str]
     reference: ClassVar[str] = ""  # authors, title, venue
+    # How it is shown, if its plugin is one file; a package says it in methods.toml.
+    title: ClassVar[str] = ""  # as people write it: FedGR
+    colour: ClassVar[str] = ""  # of its lines, #rrggbb
+    marker: ClassVar[str] = ""  # of its lines, one of matplotlib's
+    place: ClassVar[float] = math.inf  # in tables: the smallest first
     version: ClassVar[int] = 1  # raised by its author when its numbers change: other runs, other rows
     # Named changes of hyper-parameters, or the place of a subclass: "module:Class".
     variants: ClassVar[Mapping[str, Mapping[str, Any] | str]] = {}
@@ -207,7 +212,7 @@ class Method:
             initialise(self, *args, **kwargs)
             check_ranges(self)
 
-        cls.__init__ = initialise_in_range  # type: ignore[method-assign]
+        cls.__init__ = initialise_in_range  # type: ignore[assignment, method-assign]
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:

@@ -1,8 +1,8 @@
-"""Processes of our own: how they start, which signals they hear, and when they end.
+"""Worker processes: how they start, which signals they receive, and when they end.
 
-Ctrl-C and a scheduler's SIGTERM go to whole process groups. The parent decides what they mean; a worker
-hears neither of them from its first instruction on, unless it says that it can. What it prints may be lost: a
-closed terminal ends no run.
+Ctrl-C and a scheduler's SIGTERM go to whole process groups. The parent handles them; a worker ignores both
+from its first instruction on, unless it calls `hear_termination`, which lets SIGTERM through. After its
+terminal is closed, a worker continues without output.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOPS = {signal.SIGINT, signal.SIGTERM}
-_heard: list[int] = []  # the stops of this process since it is `interruptible`
+_received: list[int] = []  # the STOPS that this process received while it is `interruptible`
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM is treated like Ctrl-C: a KeyboardInterrupt, which `interrupted` remembers."""
+    """Raise KeyboardInterrupt for SIGTERM as for Ctrl-C; `interrupted` returns True from then on."""
 
     def interrupt(number: int, _: object) -> NoReturn:
-        _heard.append(number)
+        _received.append(number)
         raise KeyboardInterrupt
 
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in the background of a shell
@@ -37,24 +37,24 @@ def interruptible() -> Iterator[None]:
         with _handled_by(interrupt, {signal.SIGTERM} if ignored else STOPS):
             yield
     finally:
-        _heard.clear()
+        _received.clear()
 
 
 def interrupted() -> bool:
-    """Whether this process was asked to stop: code in C can swallow the KeyboardInterrupt, or its kind.
+    """Return whether this process received a stop: code in C can swallow the KeyboardInterrupt.
 
-    Seen: numpy takes one within `save` for a wrong type of file, and pickle goes on.
+    Observed: numpy's `save` treats one as a wrong type of file, and pickle continues.
     """
-    return bool(_heard)
+    return bool(_received)
 
 
 def start_worker(
     target: Callable[..., None], *arguments: Any, needs_main: bool = False
 ) -> tuple[BaseProcess, Connection]:
-    """A process that runs target(connection, *arguments), deaf to STOPS, and our end of its connection.
+    """Start a process that runs target(connection, *arguments), and return it with our end of the connection.
 
-    It has one thread for linear algebra, and dies with this process. It imports the user's script only if it
-    `needs_main`: importing a script that is not made for it would run it again.
+    The worker blocks STOPS, has one thread for linear algebra, and dies with this process. It imports the
+    user's script only if it `needs_main`: the import would run a script without a guard again.
     """
     context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and CUDA's state
     ours, theirs = context.Pipe()
@@ -63,10 +63,10 @@ def start_worker(
         with _stops_deferred(), _inherited_by_children(), _main_hidden(not needs_main):
             worker.start()
         theirs.close()
-        # Not as arguments of the process: if it died at once, writing them would wait for ever.
-        with contextlib.suppress(OSError):  # died: whoever reads from it will see
+        # Not as arguments of the process: if it died at once, writing them would block.
+        with contextlib.suppress(OSError):  # the worker died: reading from the connection fails
             ours.send((target, arguments))
-    except BaseException:  # Ctrl-C waited for the end of the start, and nobody else knows the worker yet
+    except BaseException:  # a deferred Ctrl-C: the caller does not have the worker yet
         if worker.pid:
             worker.kill()
         raise
@@ -74,20 +74,20 @@ def start_worker(
 
 
 class Lossy:
-    """A stream that remembers its first error, and after that swallows what is written."""
+    """A stream that keeps its first error, and drops all output after it."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.error: Exception | None = None
 
     def write(self, text: str) -> int:
-        """Write, or give up."""
+        """Write, or drop the text."""
         with self._caught():
             self.stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or give up."""
+        """Flush, or do nothing."""
         with self._caught():
             self.stream.flush()
 
@@ -98,7 +98,7 @@ class Lossy:
         except (OSError, ValueError) as error:
             self.error = self.error or error
             with contextlib.suppress(OSError, ValueError):
-                # What is still in its buffer must go somewhere, or Python would complain at its end.
+                # At exit, Python flushes the rest of the buffer: without a target, that is an error.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +106,7 @@ class Lossy:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this machine has this number."""
+    """Return whether a process of this machine has this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -117,25 +117,25 @@ def alive(pid: int) -> bool:
 
 
 def hear_termination() -> None:
-    """Let SIGTERM through to this worker, also one that was sent while it started."""
+    """Unblock SIGTERM in this worker; one that was sent during its start arrives now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 @contextlib.contextmanager
 def _stops_deferred() -> Iterator[None]:
-    """Act on STOPS only afterwards: in the middle of a start, a child would be left without its orders.
+    """Defer STOPS until the end of the block: an interrupted start would leave a child without its target.
 
-    The mask below is not enough: another thread of this process may take the signal.
+    The signal mask of `_inherited_by_children` is not enough: another thread may get the signal.
     """
-    if threading.current_thread() is not threading.main_thread():  # only that one handles signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
-    came: list[int] = []
+    deferred: list[int] = []
     try:
-        with _handled_by(lambda number, _: came.append(number), STOPS):
+        with _handled_by(lambda number, _: deferred.append(number), STOPS):
             yield
     finally:
-        for number in came[:1]:
+        for number in deferred[:1]:
             signal.raise_signal(number)
 
 
@@ -153,8 +153,8 @@ def _handled_by(
 
 @contextlib.contextmanager
 def _inherited_by_children() -> Iterator[None]:
-    """What a child must have before its first import: a signal mask, unlike a handler, is inherited."""
-    # Starting it inside would lift the mask: CPython's tracker unblocks both signals when it is up.
+    """Set what a child needs before its first import: a signal mask, unlike a handler, is inherited."""
+    # Started later, CPython's resource tracker would unblock both signals.
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     threads = os.environ.get("OMP_NUM_THREADS")
@@ -171,7 +171,7 @@ def _inherited_by_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _main_hidden(hidden: bool) -> Iterator[None]:
-    """A child that is started inside does not find the user's script, if it is hidden."""
+    """Hide the user's script from a child that starts in the block, if `hidden`."""
     main = vars(sys.modules["__main__"])
     known: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if hidden and name in main}
     main.update(dict.fromkeys(known))
@@ -183,18 +183,18 @@ def _main_hidden(hidden: bool) -> Iterator[None]:
 
 def _serve(connection: Connection) -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        os.dup2(sys.stderr.fileno(), 1)  # stdout belongs to the parent's result
+        os.dup2(sys.stderr.fileno(), 1)  # stdout is for the result of the parent
     for name in ("stdout", "stderr"):
-        if stream := getattr(sys, name):  # None if it was closed
+        if stream := getattr(sys, name):  # None if the stream is closed
             setattr(sys, name, Lossy(stream))
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError):  # the parent has given up before it said what to do
+    with contextlib.suppress(EOFError):  # the parent ended before it sent the target
         target, arguments = connection.recv()
         target(connection, *arguments)
 
 
 def _die_with_parent() -> None:
-    """A killed parent cannot end its workers: they wait for its death themselves."""
+    """End this worker when its parent ends: a killed parent cannot end its workers."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

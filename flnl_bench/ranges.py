@@ -39,9 +39,13 @@ NotNegative = Annotated[float, Range()]
 Positive = Annotated[float, Range(above=True)]
 
 
-@functools.cache
 def ranges_of(cls: type) -> Mapping[str, Range]:
     """The declared range of each hyper-parameter that has one."""
+    return _ranges(cls)  # type: ignore[arg-type]
+
+
+@functools.cache  # a suite makes thousands of methods
+def _ranges(cls: Any) -> Mapping[str, Range]:
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # what is wrong with the annotations is told when the method is registered

@@ -18,7 +18,7 @@ LAYERS = (
     {"errors", "random_streams", "processes", "escaping", "engine.ledger"},
     {"atomic_files", "input_files", "plugin_files", "ranges"},
     {"registry", "config"},
-    {"data", "trackers"},
+    {"data", "trackers", "declarations"},
     {"scenario", "models"},
     {"aggregation"},
     {"numerics"},
@@ -34,6 +34,7 @@ LAYERS = (
 OWN_LAYER = ("engine.ledger",)  # modules that stand lower than their package
 LIGHT = ("cli", "methods", "registry", "config", "data", "scenario", "models", "leaderboards", "suite")
 LIGHT_FILES = (
+    "flnl_bench.declarations",
     "flnl_bench.results.run_record",
     "flnl_bench.results.run_folder",
     "flnl_bench.results.archive",

@@ -1,4 +1,4 @@
-"""Numbers that must not move: folders of runs, fingerprints of scenarios, rounds of every method.
+"""Values that must not change: folders of runs, fingerprints of scenarios, rounds of every method.
 
 `python tests/test_golden.py` writes the files in tests/golden. Whoever has to write them again has changed
 results: see "Whoever changes the numbers" in CONTRIBUTING.md.
@@ -23,13 +23,13 @@ from command_line import flnl, rounds_of
 from safetensors.numpy import load_file
 
 import flnl_bench as fb
-from flnl_bench.registry import default_registry
+from flnl_bench.methods import default_methods
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKS = {"flnl_methods", "flnl_more"}
 WRITE = "to write what this code gives: python tests/test_golden.py"
 
-# Suites whose runs are only looked at, never played: between them they use every part of a configuration.
+# Suites whose runs are only planned, never run: together they use every part of a configuration.
 SUITES = {
     "methods": """
         settings = ["sym-1.0"]
@@ -111,7 +111,7 @@ CHANGED = (
 
 def cases():
     """Every method and variant of the two packs in two lengths, and the changed ones."""
-    registry = default_registry()
+    registry = default_methods()
     packs = {name: registry.method_class(name).__module__.split(".")[0] for name in registry.names()}
     methods = [*(name for name, pack in packs.items() if pack in PACKS), "fedgr/released release=a"]
     both = [f"{method} {length}" for method in methods for length in ("two", "six")]
@@ -128,7 +128,7 @@ ALWAYS = ("accuracy", "loss")  # floats that are compared in all rounds
 
 
 def folders(name, out):
-    """Where the runs of a suite belong."""
+    """The folders of the runs of a suite."""
     file = Path(out) / f"{name}.toml"
     file.write_text(SUITES[name])
     told = flnl("suite", file, "--dry-run", "--json", "--device", "cpu", "--out", "runs").json

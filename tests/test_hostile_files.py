@@ -1,10 +1,10 @@
-"""Files that others made: data, scenarios, archives and suites that are broken, forged or bombs."""
+"""Files that strangers may have written: archives of results, scenarios, arrays and JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-import os
 import zipfile
 
 import numpy as np
@@ -13,103 +13,370 @@ from command_line import flnl
 from suite_grids import GOOD, TINY, grid_of
 from synthetic_runs import write_run
 
-from flnl_bench.atomic_files import parse_json, read_npz, read_toml
-from flnl_bench.config import training_changes
 from flnl_bench.data import dataset_name, downloads, load_dataset
 from flnl_bench.errors import BadInput, MissingData
-from flnl_bench.methods import default_methods, parse_value
-from flnl_bench.results.run_record import read_record
-from flnl_bench.running.presets import load_preset
+from flnl_bench.input_files import parse_json, read_npz
 from flnl_bench.scenario import check_dataset, draw_scenario, load_scenario, save_scenario
 from flnl_bench.testing import toy_dataset
 
+SAMPLES, CLIENTS = 1437, 20  # of the run in the archive
+
+
+# -- the good files, and how each is read ------------------------------------------------------------
+def archive(tmp_path, damage):
+    """Export a run, damage the members of the archive, and import it."""
+    run = write_run(tmp_path / "theirs", all_rounds=True, training={"rounds": 3, "clients": CLIENTS})
+    beliefs = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array(["clean"] * CLIENTS)}
+    (run / "beliefs.npz").write_bytes(npz(**beliefs))
+    good, bad = tmp_path / "good.zip", tmp_path / "bad.zip"
+    assert flnl("results", "export", tmp_path / "theirs", "-o", good).code == 0
+    with zipfile.ZipFile(good) as opened:
+        members = [(name, opened.read(name)) for name in opened.namelist()]
+    made = damage(members)
+    if isinstance(made, bytes):
+        bad.write_bytes(made)
+    else:
+        with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as opened:
+            for name, content in made:
+                opened.writestr(name, content)
+    done = flnl("results", "import", bad, "--out", tmp_path / "mine")
+    assert done.code in (0, 2), done.errors
+    assert (tmp_path / "mine").exists() == (done.code == 0)
+    if done.code:
+        (line,) = done.errors
+        raise BadInput(line)
+
+
+def scenario(tmp_path, damage):
+    """Save a scenario with changed fields, arrays or names, and the fingerprint that fits them; load it."""
+    dataset = toy_dataset()
+    drawn = draw_scenario(dataset, clients=4)
+    fields, arrays, about = damage(drawn)
+    path = tmp_path / "scenario.npz"
+    save_scenario(dataclasses.replace(drawn, **fields), path.with_suffix(""))
+    with np.load(path) as file:
+        content = {**file}
+    table = json.loads(path.with_suffix(".json").read_text())
+    table["about"] |= about
+    path.with_suffix(".json").write_text(json.dumps(table))
+    np.savez(path, **{**content, "about": np.array(json.dumps(table["about"])), **arrays})
+    check_dataset(load_scenario(path), dataset)
+
+
+def array_file(tmp_path, damage):
+    """Read the array `a` of a .npz file."""
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("a.npy", damage())
+    read_npz(path, ["a"])
+
+
+def json_text(tmp_path, damage):
+    """Parse a JSON document."""
+    parse_json(damage())
+
+
+# -- damage ------------------------------------------------------------------------------------------
+def npz(**arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def nothing(members):
+    return members
+
+
+def content(file, new):
+    """The members, one of them with other content; `new` may be a function of the old content."""
+    return lambda members: [
+        (name, (new(data) if callable(new) else new) if name.endswith(file) else data)
+        for name, data in members
+    ]
+
+
+def value(dotted, to):
+    """Another value in run.json."""
+
+    def edit(data):
+        *path, last = dotted.split(".")
+        part = record = json.loads(data)
+        for name in path:
+            part = part[name]
+        part[last] = to
+        return json.dumps(record)
+
+    return content("run.json", edit)
+
+
+def in_first_round(name, to):
+    """Another value in the first line of rounds.jsonl."""
+
+    def edit(data):
+        first, *others = data.decode().splitlines()
+        return "\n".join([json.dumps({**json.loads(first), name: to}), *others]) + "\n"
+
+    return content("rounds.jsonl", edit)
+
+
+def without(file):
+    return lambda members: [(name, data) for name, data in members if not name.endswith(file)]
+
+
+def added(name):
+    """The members, and a copy of run.json with another name."""
+    return lambda members: [*members, (name, dict_of(members, "run.json"))]
+
+
+def dict_of(members, file):
+    (data,) = [data for name, data in members if name.endswith(file)]
+    return data
+
+
+def below(folder):
+    return lambda members: [(n if n == "manifest.json" else f"{folder}/{n}", data) for n, data in members]
+
+
+def belief(**changes):
+    fitting = {"row": np.arange(5), "noise_kind": np.array(["clean"] * CLIENTS)}
+    return content("beliefs.npz", npz(**{**fitting, **changes}))
+
+
+def raw(change):
+    """The bytes of the zip file, changed."""
+
+    def damaged(members):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as opened:
+            for name, data in members:
+                opened.writestr(name, data)
+        return change(bytearray(buffer.getvalue()))
+
+    return damaged
+
+
+def flipped(data):
+    data[200] ^= 0xFF
+    return bytes(data)
+
+
+def in_lzma(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as opened:
+        for name, data in members:
+            opened.writestr(name, data)
+    return buffer.getvalue()
+
+
+def fields(change):
+    return lambda drawn: (change(drawn), {}, {})
+
 
 def arrays(**changes):
+    return lambda drawn: ({}, changes, {})
+
+
+def about(**changes):
+    return lambda drawn: ({}, {}, changes)
+
+
+def header(shape, dtype="<i8"):
+    """The bytes of an array that claims to have this shape."""
+    head = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return lambda: b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+
+
+def text(data):
+    return lambda: data
+
+
+NOT_EXPORTED = "is not a whole file of `flnl-bench results export`"
+COUNTS = {"samples": 1, "mixtures": 0, "searches": 0}
+SENT = {"messages": 1, "units": 1, "numbers": 1, "bytes": 8}
+
+TABLE = [
+    # The archive as a file.
+    (archive, lambda members: b"", NOT_EXPORTED),
+    (archive, lambda members: b"hello", NOT_EXPORTED),
+    (archive, raw(lambda data: bytes(data[: len(data) // 2])), NOT_EXPORTED),
+    (archive, raw(flipped), NOT_EXPORTED),
+    (archive, in_lzma, "neither stored nor deflated"),
+    (archive, lambda members: [*members, members[-1]], "a name is in it twice"),
+    (archive, content("rounds.jsonl", lambda data: data + b" " * 40_000_000), "would unpack to 38 MB"),
+    # Its members.
+    (archive, lambda members: [], "it has no manifest.json"),
+    (archive, without("manifest.json"), "it has no manifest.json"),
+    (archive, content("manifest.json", "["), NOT_EXPORTED),
+    (archive, content("manifest.json", "[]"), "its manifest.json is not ours"),
+    (archive, content("manifest.json", '{"format": "x", "version": 1}'), "its format is x 1"),
+    (archive, without("rounds.jsonl"), "it has no rounds.jsonl"),
+    (archive, without("run.json"), "belongs to no run"),
+    (archive, added("../e/run.json"), "a run of this configuration belongs to|it has no rounds"),
+    (archive, added("/tmp/e/run.json"), "a run of this configuration belongs to|it has no rounds"),
+    (archive, added("a/b/run.json"), "it has no rounds"),
+    (archive, added("readme.txt"), "readme.txt is not a file of a run"),
+    (archive, added("x/"), "x/ is not a file of a run"),
+    (archive, below(".."), "a run of this configuration belongs to digits/iid"),
+    (archive, below("a"), "a run of this configuration belongs to digits/iid"),
+    # run.json.
+    (archive, content("run.json", "{"), NOT_EXPORTED),
+    (archive, content("run.json", "[" * 100_000), "it is nested too deeply"),
+    (archive, content("run.json", "[]"), "not a run of flnl-bench"),
+    (archive, value("schema", 1), "schema 1, but this version"),
+    (archive, value("status", "running"), "its status is running"),
+    (archive, value("status", "fine"), "not a run of flnl-bench"),
+    (archive, value("config.partition", "../../x"), "becomes the name of a folder"),
+    (archive, value("config.setting", "real-/../../../../X"), "becomes the name of a folder"),
+    (archive, value("config.dataset", "../../x"), "a run of this configuration belongs to|name of a folder"),
+    (archive, value("config.seed", 2), "a run of this configuration belongs to"),
+    (archive, value("config.seed", True), "config.seed is missing or of another type"),
+    (archive, value("config.training.lr", 0.5), "a run of this configuration belongs to"),
+    (archive, value("config.weather", "fine"), "config.weather is not known"),
+    (archive, value("summary", None), "its summary is not of all rounds"),
+    (archive, value("summary.rounds", 10**18), "its summary is not of all rounds"),
+    (archive, value("summary.last10", 99.99), "summary.last10 is 99.99, but its rounds give"),
+    (archive, value("summary.last10", 101.0), "summary.last10 is 101.0, not a percentage"),
+    (archive, value("summary.best", 99.99), "summary.best is 99.99, but its rounds give"),
+    (archive, value("summary.best_round", 10**9), "the best round is none of them"),
+    (archive, value("summary.forward", -1), "a number is below zero"),
+    (archive, value("summary.bytes_up", 10**29), "summary.bytes_up is"),
+    (archive, value("summary.bytes_up", 10**30), "it holds a number of 31 digits"),
+    (archive, value("summary.seconds", float("nan")), "it holds the number NaN"),
+    (archive, value("summary.counts", {"sent": []}), "counts are not by name"),
+    (archive, value("summary.counts", {"sent": {"x": 3}}), "counts are not whole numbers"),
+    (archive, value("provenance.numbers", 99), "its numbers are of version 99"),
+    (archive, value("provenance.libraries", [1]), "provenance is missing or of another type"),
+    (archive, value("provenance.code", {"method": 3}), "provenance is missing or of another type"),
+    (archive, value("earlier", [1]), "provenance is missing or of another type"),
+    # rounds.jsonl.
+    (archive, content("rounds.jsonl", ""), "does not hold all rounds"),
+    (archive, content("rounds.jsonl", "garbage\n"), NOT_EXPORTED),
+    (archive, content("rounds.jsonl", "[1]\n"), "not a round of flnl-bench"),
+    (archive, content("rounds.jsonl", b"\xff\n"), NOT_EXPORTED),
+    (archive, in_first_round("round", 7), "does not hold all rounds"),
+    (archive, in_first_round("round", "0"), "not a round of flnl-bench"),
+    (archive, in_first_round("seconds", -1), "round 0: seconds is -1"),
+    (archive, in_first_round("accuracy", "high"), "round 0: accuracy is 'high'"),
+    (archive, in_first_round("accuracy", -5), "round 0: accuracy is -5"),
+    (archive, in_first_round("accuracy", 99.0), "summary.last10 is .*, but its rounds give"),
+    (archive, in_first_round("loss", True), "round 0: loss is True"),
+    (archive, in_first_round("bytes_up", None), "round 0: bytes_up is None"),
+    (archive, in_first_round("clients", ["a"]), "round 0: clients are not numbers"),
+    (archive, in_first_round("counts", None), "counts are not by name"),
+    (archive, in_first_round("counts", {**COUNTS, "sent": {"x": SENT}}), "counts are not whole numbers"),
+    (archive, in_first_round("method", {"norm": "big"}), "round 0: method.norm is 'big'"),
+    (archive, in_first_round("diagnostics", [1]), r"round 0: diagnostics is \[1\]"),
+    # beliefs.npz.
+    (archive, content("beliefs.npz", "garbage"), r"beliefs\.npz is not a readable \.npz file"),
+    (archive, belief(row=np.array([{}] * 5, object)), "is not a readable .npz file"),
+    (archive, belief(client=np.zeros(4, int)), "which does not fit the others"),
+    (archive, belief(given=np.zeros((5, 1))), "which does not fit the others"),
+    (archive, belief(given=np.array(["a"] * 5)), "which does not fit the others"),
+    (archive, belief(given=np.full(5, 2**31)), "values that are neither classes nor clients"),
+    (archive, belief(given=np.full(5, -5)), "values that are neither classes nor clients"),
+    (archive, belief(noise_kind=np.array(["clean"])), "5 samples and 1 clients, but the run has"),
+    (archive, belief(row=np.arange(SAMPLES + 1)), f"{SAMPLES + 1} samples and {CLIENTS} clients, but"),
+    (archive, content("beliefs.npz", npz(row=np.arange(5))), "lacks the array noise_kind"),
+    # Scenarios whose parts do not fit each other or the data set.
+    (scenario, fields(lambda s: {"true": s.given}), ""),
+    (scenario, fields(lambda s: {"given": s.true}), ""),
+    (scenario, fields(lambda s: {"given": (s.given + 1) % s.classes}), ""),
+    (scenario, fields(lambda s: {"kinds": ("clean",) * len(s.kinds)}), ""),
+    (scenario, fields(lambda s: {"nominal": s.nominal * 0}), ""),
+    (scenario, fields(lambda s: {"nominal": s.nominal * np.nan}), ""),
+    (scenario, fields(lambda s: {"classes": 10**9}), ""),
+    (scenario, fields(lambda s: {"classes": s.classes + 1}), ""),
+    (scenario, fields(lambda s: {"truth_known": False}), ""),
+    (scenario, fields(lambda s: {"samples": 1}), ""),
+    (scenario, fields(lambda s: {"seed": -1}), ""),
+    (scenario, fields(lambda s: {"clients": s.clients[:-1]}), ""),
+    (scenario, fields(lambda s: {"clients": (s.clients[0], *s.clients[:-1])}), ""),
+    (scenario, fields(lambda s: {"setting": "clean"}), ""),
+    (scenario, fields(lambda s: {"setting": "real-/../../../../X"}), ""),
+    (scenario, fields(lambda s: {"setting": "sym-1"}), ""),
+    (scenario, fields(lambda s: {"partition": "../x"}), ""),
+    (scenario, arrays(clients=np.array([1.5])), ""),
+    (scenario, arrays(sizes=np.array([2**62, 2**62])), ""),
+    (scenario, arrays(sizes=np.array([-1, 5])), ""),
+    (scenario, arrays(given=np.zeros((2, 2))), ""),
+    (scenario, arrays(kinds=np.zeros(4)), ""),
+    (scenario, arrays(nominal=np.array(["x"])), ""),
+    (scenario, arrays(about=np.array("{" * 5000)), ""),
+    (scenario, arrays(about=np.zeros(3)), ""),
+    (scenario, arrays(transitions=np.zeros(1)), ""),
+    (scenario, about(seed=None), "is not a scenario"),
+    (scenario, about(classes="3"), "is not a scenario"),
+    (scenario, about(samples=1e9), "is not a scenario"),
+    (scenario, about(dataset=3), "is not a scenario"),
+    (scenario, about(truth_known=1), "is not a scenario"),
+    # Arrays.
+    (array_file, header("(10**15,)"), "is not a readable .npz file"),
+    (array_file, header("(1000000000000000,)"), "is not a readable .npz file"),
+    (array_file, header("(-5,)"), "is not a readable .npz file"),
+    (array_file, header("(((((1,),),),),)"), "is not a readable .npz file"),
+    (array_file, header("(1,)", "|O"), "is not a readable .npz file"),
+    (array_file, header("(1,)", "nonsense"), "is not a readable .npz file"),
+    (array_file, header("(" * 3000), "is not a readable .npz file"),
+    (array_file, text(b"\x93NUMPY\x09\x09"), "is not a readable .npz file"),
+    (array_file, text(b""), "is not a readable .npz file"),
+    (array_file, text(bytes(40_000_000)), "would unpack to 38 MB"),
+    # JSON.
+    (json_text, text("[" * 100 + "]" * 100), "nested too deeply"),
+    (json_text, text("[" * 10**5), "nested too deeply"),
+    (json_text, text("NaN"), "it holds the number NaN"),
+    (json_text, text("-Infinity"), "it holds the number -Infinity"),
+    (json_text, text("1e999"), "it holds the number 1e999"),
+    (json_text, text("1" * 31), "it holds a number of 31 digits"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("file", "damage", "message"), TABLE, ids=[f"{file.__name__} {message}" for file, _, message in TABLE]
+)
+def test_a_damaged_or_forged_file_is_refused_in_one_line(tmp_path, file, damage, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        file(tmp_path, damage)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_files_without_damage_are_accepted(tmp_path):
+    archive(tmp_path, nothing)
+    scenario(tmp_path, lambda drawn: ({}, {}, {}))
+    array_file(tmp_path, header("(0,)"))
+    json_text(tmp_path, text("[" * 60 + "]" * 60))
+
+
+# -- the user's own data -----------------------------------------------------------------------------
+def own_data(**changes):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
-    made = {"train_x": images, "train_y": np.arange(40) % 4, "test_x": images, "test_y": np.arange(40) % 4}
-    return {**made, **changes}
+    labels = np.arange(40) % 4
+    return {"train_x": images, "train_y": labels, "test_x": images, "test_y": labels, **changes}
 
 
-# -- data --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("label", [2**31 - 1, 30000, 40])
-def test_a_label_that_makes_no_sense_for_the_data_is_refused_before_anything_is_counted(tmp_path, label):
+def test_a_label_that_cannot_be_a_class_of_the_data_is_refused(tmp_path, label):
     labels = np.arange(40) % 4
     labels[0] = label
-    np.savez(tmp_path / "x.npz", **arrays(train_y=labels))
+    np.savez(tmp_path / "x.npz", **own_data(train_y=labels))
     with pytest.raises(BadInput, match=f"has the label {label}, but there are only 40 train images"):
         load_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
-def test_counts_that_would_not_fit_are_left_out(tmp_path):
+def test_transitions_of_very_many_classes_are_left_out(tmp_path):
     names = np.array([f"c{i}" for i in range(3000)])
-    np.savez(tmp_path / "x.npz", **arrays(classes=names))
-    dataset = load_dataset(f"npz:{tmp_path / 'x.npz'}")
-    scenario = draw_scenario(dataset, clients=4)
-    assert scenario.transitions is None
-    npz, _ = save_scenario(scenario, tmp_path / "s")
-    assert load_scenario(npz).fingerprint == scenario.fingerprint
+    np.savez(tmp_path / "x.npz", **own_data(classes=names))
+    drawn = draw_scenario(load_dataset(f"npz:{tmp_path / 'x.npz'}"), clients=4)
+    assert drawn.transitions is None
+    path, _ = save_scenario(drawn, tmp_path / "s")
+    assert load_scenario(path).fingerprint == drawn.fingerprint
 
 
 def test_the_same_file_is_one_data_set_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {dataset_name(f"npz:{path}") for path in ("x.npz", "./a/../x.npz", tmp_path / "x.npz")}
     assert names == {f"npz:{tmp_path / 'x.npz'}"}
-
-
-def header(shape, dtype="<i8"):
-    """The bytes of an array that claims to be large."""
-    head = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        header("(10**15,)"),
-        header("(1000000000000000,)"),
-        header("(-5,)"),
-        header("(((((1,),),),),)"),
-        header("(1,)", "|O"),
-        header("(1,)", "nonsense"),
-        b"\x93NUMPY\x09\x09",
-        b"",
-        header("(" * 3000),
-    ],
-)
-def test_an_odd_header_is_one_line(tmp_path, content):
-    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
-        archive.writestr("a.npy", content)
-    with pytest.raises(BadInput, match=r"x\.npz is not a readable \.npz file"):
-        read_npz(tmp_path / "x.npz", ["a"])
-
-
-def test_a_npz_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path):
-    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(40_000_000, np.uint8))
-    with pytest.raises(BadInput, match="would unpack to 38 MB"):
-        read_npz(tmp_path / "x.npz", ["a"])
-
-
-def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for read in (read_toml, lambda path: read_npz(path, ["a"])):
-        with pytest.raises(BadInput, match="is a device or pipe, not a file"):
-            read(tmp_path / "pipe")
-    assert flnl("suite", tmp_path / "pipe").code == 2
-    assert flnl("results", "import", tmp_path / "pipe", "--out", tmp_path / "out").code == 2
-
-
-def test_a_pipe_in_place_of_an_image_does_not_hang(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        os.mkfifo(tmp_path / name / "x.png")
-    with pytest.raises(BadInput, match=r"cannot read the image .*device or pipe"):
-        load_dataset(f"folder:{tmp_path}")
-
-
-def test_a_suite_of_more_runs_than_anybody_plays_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="has 100001 runs"):
-        grid_of(f"{GOOD}seeds = {list(range(100_001))}", tmp_path)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -130,238 +397,10 @@ def test_a_download_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, ther
     assert list(tmp_path.rglob("*")) == ([root.parent, root] if there else [])
 
 
-# -- scenarios ---------------------------------------------------------------------------------------
-@pytest.fixture
-def dataset():
-    return toy_dataset()
-
-
-def forged(path, scenario, about=(), **changes):
-    """A scenario file whose parts were changed, with the fingerprint that fits them."""
-    fields = {key: changes.pop(key) for key in list(changes) if hasattr(scenario, key)}
-    save_scenario(dataclasses.replace(scenario, **fields), path)
-    npz, readable = path.with_suffix(".npz"), path.with_suffix(".json")
-    with np.load(npz) as file:
-        content = {**file, **changes}
-    table = json.loads(readable.read_text())
-    table["about"] |= dict(about)
-    content["about"] = np.array(json.dumps(table["about"]))
-    readable.write_text(json.dumps(table))
-    np.savez(npz, **content)
-    return npz
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda s: {"true": s.given},
-        lambda s: {"given": s.true},
-        lambda s: {"kinds": ("clean",) * len(s.kinds)},
-        lambda s: {"kinds": ("asym",) * len(s.kinds)},
-        lambda s: {"nominal": s.nominal * 0},
-        lambda s: {"nominal": s.nominal * np.nan},
-        lambda s: {"classes": 10**9},
-        lambda s: {"classes": s.classes + 1},
-        lambda s: {"truth_known": False},
-        lambda s: {"samples": 1},
-        lambda s: {"seed": -1},
-        lambda s: {"clients": s.clients[:-1]},
-        lambda s: {"clients": (s.clients[0], *s.clients[:-1])},
-        lambda s: {"setting": "clean"},
-        lambda s: {"setting": "real-/../../../../X"},
-        lambda s: {"setting": "sym-1"},
-        lambda s: {"partition": "../x"},
-        lambda s: {"given": (s.given + 1) % s.classes},
-    ],
-)
-def test_a_scenario_whose_parts_do_not_fit_each_other_or_the_data_is_refused(tmp_path, dataset, change):
-    scenario = draw_scenario(dataset, clients=4)
-    with pytest.raises(BadInput):
-        check_dataset(load_scenario(forged(tmp_path / "s", scenario, **change(scenario))), dataset)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("clients", np.array([1.5])),
-        ("sizes", np.array([2**62, 2**62])),
-        ("sizes", np.array([-1, 5])),
-        ("given", np.zeros((2, 2))),
-        ("kinds", np.zeros(4)),
-        ("nominal", np.array(["x"])),
-        ("about", np.array("{" * 5000)),
-        ("about", np.zeros(3)),
-        ("transitions", np.zeros(1)),
-    ],
-)
-def test_odd_arrays_in_a_scenario_are_one_line(tmp_path, dataset, name, value):
-    npz = forged(tmp_path / "s", draw_scenario(dataset, clients=4))
-    with np.load(npz) as file:
-        np.savez(npz, **{**file, name: value})
-    with pytest.raises(BadInput):
-        load_scenario(npz)
-
-
-@pytest.mark.parametrize(
-    "about", [{"seed": None}, {"classes": "3"}, {"samples": 1e9}, {"dataset": 3}, {"truth_known": 1}]
-)
-def test_names_of_another_type_in_a_scenario_are_one_line(tmp_path, dataset, about):
-    with pytest.raises(BadInput, match="is not a scenario"):
-        load_scenario(forged(tmp_path / "s", draw_scenario(dataset, clients=4), about))
-
-
-def test_a_scenario_as_it_was_written_is_taken(tmp_path, dataset):
-    scenario = draw_scenario(dataset, clients=4, setting="mixed-0.5")
-    check_dataset(load_scenario(forged(tmp_path / "s", scenario)), dataset)
-
-
-# -- archives ----------------------------------------------------------------------------------------
-def exported(tmp_path):
-    write_run(tmp_path / "theirs", all_rounds=True)
-    assert flnl("results", "export", tmp_path / "theirs", "-o", tmp_path / "x.zip").code == 0
-    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def packed(tmp_path, members):
-    with zipfile.ZipFile(tmp_path / "y.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members:
-            archive.writestr(name, content)
-    return flnl("results", "import", tmp_path / "y.zip", "--out", tmp_path / "mine")
-
-
-def changed(members, *path, to):
-    """The members with another value in run.json."""
-    (name,) = [name for name in members if name.endswith("run.json")]
-    values = record = json.loads(members[name])
-    for key in path[:-1]:
-        values = values[key]
-    values[path[-1]] = to
-    return {**members, name: json.dumps(record)}.items()
-
-
-@pytest.mark.parametrize(
-    ("path", "to"),
-    [
-        (("summary", "last10"), 99.99),
-        (("summary", "best"), 99.99),
-        (("summary", "bytes_up"), 10**29),
-        (("config", "training", "lr"), 0.5),
-        (("config", "seed"), 2),
-        (("config", "setting"), "real-/../../../../X"),
-        (("config", "dataset"), "../../x"),
-        (("provenance", "numbers"), 99),
-        (("summary", "rounds"), 10**18),
-        (("summary", "counts"), {"sent": {"x": 3}}),
-        (("schema",), 2),
-    ],
-)
-def test_an_archive_whose_numbers_or_names_were_changed_is_refused(tmp_path, path, to):
-    done = packed(tmp_path, changed(exported(tmp_path), *path, to=to))
-    assert (done.code, len(done.errors)) == (2, 1)
-    assert not (tmp_path / "mine").exists()
-
-
-@pytest.mark.parametrize("name", ["../e/run.json", "/tmp/e/run.json", "readme.txt", "a/b/run.json", "x/"])
-def test_an_archive_with_other_files_is_refused(tmp_path, name):
-    members = exported(tmp_path)
-    (record,) = [content for inner, content in members.items() if inner.endswith("run.json")]
-    done = packed(tmp_path, [*members.items(), (name, record)])
-    assert (done.code, len(done.errors)) == (2, 1)
-    assert not (tmp_path / "mine").exists()
-
-
-def test_an_archive_that_is_a_bomb_is_refused(tmp_path):
-    members = exported(tmp_path)
-    (name,) = [name for name in members if name.endswith("rounds.jsonl")]
-    done = packed(tmp_path, {**members, name: members[name] + b" " * 40_000_000}.items())
-    assert done.code == 2
-    assert "would unpack to" in done.errors[0]
-
-
-def test_an_archive_that_is_packed_in_another_way_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "y.zip", "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("manifest.json", "{}")
-    assert flnl("results", "import", tmp_path / "y.zip").code == 2
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_archive_with_a_name_twice_is_refused(tmp_path):
-    members = list(exported(tmp_path).items())
-    assert packed(tmp_path, [*members, members[0]]).code == 2
-
-
-def test_runs_from_before_some_fields_existed_travel(tmp_path):
-    run = write_run(tmp_path / "theirs", all_rounds=True)
-    record = json.loads((run / "run.json").read_text())
-    for name in ("norm", "pretrained", "precision", "compile"):
-        del record["config"]["training"][name]
-    del record["config"]["version"], record["summary"]["diverged"]
-    (run / "run.json").write_text(json.dumps(record))
-    rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-    (run / "rounds.jsonl").write_text("".join(json.dumps({**row, "loss": 1.0}) + "\n" for row in rows))
-    config = record["config"]
-    known = read_record(run / "run.json").config
-    old = list(known.hashes(1))
-    assert old[0] == known.hash
-    renamed = run.rename(run.with_name(f"{config['preset']}-s1-{old[-1]}"))  # as the first version called it
-    assert flnl("results", "export", tmp_path / "theirs", "-o", tmp_path / "x.zip").errors == []
-    done = flnl("results", "import", tmp_path / "x.zip", "--out", tmp_path / "mine", "--json")
-    assert done.json["imported"] == 1
-    assert (tmp_path / "mine" / renamed.relative_to(tmp_path / "theirs") / "run.json").is_file()
-
-
-# -- suites and options ------------------------------------------------------------------------------
-@pytest.mark.parametrize("value", ["[" * 5000, "1" * 5000, "{a=" * 3000, '"\\uD800"', "inf", "nan", "1e400"])
-def test_values_in_toml_that_nobody_can_mean_are_one_line(tmp_path, value):
-    (tmp_path / "it.toml").write_text(f"{GOOD}[training]\nlr = {value}\n")
-    done = flnl("suite", tmp_path / "it.toml", "--dry-run")
-    assert (done.code, len(done.errors), done.out) == (2, 1, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("weight_decay", np.inf),
-        ("lr", np.nan),
-        ("clients", 10**9),
-        ("rounds", 10**12),
-        ("epochs", 10**9),
-    ],
-)
-def test_numbers_that_nobody_can_mean_are_refused(name, value):
-    with pytest.raises(BadInput, match=f"{name} is"):
-        load_preset("quick").training("digits", **training_changes({name: value}))
-
-
-@pytest.mark.parametrize(("kind", "value"), [(float, "inf"), (float | None, "nan"), (int, "1" + "0" * 21)])
-def test_hyper_parameters_are_finite(kind, value):
-    with pytest.raises(BadInput, match="expected a"):
-        parse_value("--set x", value, kind)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--devices", ""],
-        ["--devices", ","],
-        ["--method", "fedgr/"],
-        ["--method", "fednoro", "--set", "fits=1000000"],
-        ["--method", "fl-coteaching", "--set", "forget_rate=inf"],
-        ["--clients", "1000000"],
-        ["--seed", str(2**70)],
-    ],
-)
-def test_options_that_nobody_can_mean_are_one_line_and_nothing_is_created(tmp_path, more):
-    method = ["--method", "fedavg"] if "--method" not in more else []
-    done = flnl("run", *method, "--setting", "sym-1.0", *more, "--out", tmp_path / "out")
-    assert (done.code, len(done.errors)) == (2, 1)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_method_with_a_slash_and_nothing_behind_it_is_unknown():
-    with pytest.raises(BadInput, match="unknown method 'fedgr/'"):
-        default_methods().method_class("fedgr/")
+# -- suites ------------------------------------------------------------------------------------------
+def test_a_suite_of_more_runs_than_anybody_needs_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="has 100001 runs"):
+        grid_of(f"{GOOD}seeds = {list(range(100_001))}", tmp_path)
 
 
 def test_a_suite_that_cannot_write_to_its_folder_is_bad_input(tmp_path):
@@ -370,9 +409,3 @@ def test_a_suite_that_cannot_write_to_its_folder_is_bad_input(tmp_path):
     done = flnl("suite", tmp_path / "it.toml", "--out", tmp_path / "file")
     assert done.code == 2
     assert f"cannot write to {tmp_path / 'file'}" in done.errors[-1]
-
-
-@pytest.mark.parametrize("data", ["[" * 100 + "]" * 100, "NaN", "-Infinity", "1e999", "1" * 31, "[" * 10**5])
-def test_json_that_no_reader_can_hold_is_refused(data):
-    with pytest.raises(ValueError):
-        parse_json(data)

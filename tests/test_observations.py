@@ -213,7 +213,7 @@ def test_the_picture_draws_the_measurements(seen):
     ):
         drawn = {line.get_label(): line.get_ydata() for line in axis.get_lines()}
         rows = frame[frame.partition == partition]
-        for model, name in (("centralised", "all data at one place"), ("global", "global model")):
+        for model, name in (("centralised", "all data in one place"), ("global", "global model")):
             assert drawn[name].tolist() == rows[rows.model == model][number].tolist()
         local = rows[rows.model == "local"].groupby("round")[number].mean()
         assert drawn["local models (mean, and each client)"] == pytest.approx(local.to_numpy())

@@ -1,5 +1,7 @@
 """Pictures of rounds and headline numbers: what is drawn is what was recorded."""
 
+import math
+
 import numpy as np
 import pytest
 from command_line import flnl
@@ -8,7 +10,9 @@ from synthetic_runs import write_run
 
 import flnl_bench as fb
 from flnl_bench import plots
-from flnl_bench.plots.style import COLOURS, KNOWN, MARKERS, plain
+from flnl_bench.declarations import declarations
+from flnl_bench.methods import default_methods
+from flnl_bench.plots.style import COLOURS, MARKERS, plain
 
 
 def lines_of(axis) -> dict[str, np.ndarray]:
@@ -188,16 +192,18 @@ def test_a_grid_needs_two_swept_values(tmp_path):
 
 
 # -- one style ---------------------------------------------------------------------------------------
-def test_every_known_method_has_a_look_of_its_own_and_the_first_ten_a_colour_of_their_own():
-    looks = [plots.look_of(name) for name in KNOWN]
-    assert len({(look.colour, look.marker) for look in looks}) == len(KNOWN) == len(set(KNOWN))
-    assert len({look.colour for look in looks[:10]}) == len(COLOURS) == 10
+def test_every_method_of_the_packs_has_a_look_of_its_own_and_the_first_ten_a_colour_of_their_own():
+    names = declarations()
+    assert set(default_methods().methods) <= names.keys() <= set(default_methods().names())
+    looks = {name: plots.look_of(name) for name in names}
+    assert len({(look.colour, look.marker) for look in looks.values()}) == len(names)
+    first = [look.colour for name, look in looks.items() if names[name].place < math.inf]
+    assert len(first) == len(set(first)) == len(COLOURS) == 10
 
 
-def test_every_method_of_the_leaderboard_is_known():
-    from flnl_bench.leaderboards.comparability import METHODS
-
-    assert set(METHODS) <= set(KNOWN)
+def test_a_method_looks_as_it_declares():
+    assert plots.look_of("fedgr") == ("#d55e00", "p", "-")
+    assert plots.look_of("fedgr/released") == ("#56b4e9", "o", ":")
 
 
 def test_a_method_looks_the_same_whatever_else_is_drawn(tmp_path):

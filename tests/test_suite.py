@@ -19,7 +19,7 @@ from flnl_bench.running.resolve import configure, prepare
 from flnl_bench.suite import estimate as estimates
 from flnl_bench.suite import ray as on_ray
 from flnl_bench.suite.grid import fedavg_samples, make_grid
-from flnl_bench.suite.progress import Progress, SuiteProgress, changed_code
+from flnl_bench.suite.progress import Progress, SuiteProgress, code_warnings
 from flnl_bench.suite.ray import capacity, cpus_of
 from flnl_bench.suite.suite_file import read_suite
 
@@ -222,11 +222,12 @@ def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):
 
 # -- changed code ------------------------------------------------------------------------------------
 def test_a_suite_warns_about_runs_that_other_code_has_made(tmp_path, monkeypatch):
-    old, new = (read_record(write_run(tmp_path / source, source=source)) for source in ("old", "new"))
+    digests = ("old", "new")
+    old, new = (read_record(write_run(tmp_path / digest, code={"method": digest})) for digest in digests)
     plans = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\nseeds = [1, 2, 3]', tmp_path)
     runs = dict(zip(plans, [Progress("done", old), Progress("done", new), Progress("waiting")], strict=True))
     monkeypatch.setattr("flnl_bench.results.provenance.code_digests", lambda *_: {"method": "new"})
-    (warning,) = changed_code(runs)
+    (warning,) = code_warnings(runs)
     assert warning.startswith("the code of fedavg has changed since 1 of the runs were started")
 
 

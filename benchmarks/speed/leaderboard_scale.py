@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import random
 import subprocess
@@ -19,12 +20,14 @@ import time
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.leaderboards.comparability import METHODS, SETTINGS
+from flnl_bench.declarations import declarations
+from flnl_bench.leaderboards.comparability import SETTINGS
 from flnl_bench.methods import default_methods, values_of
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import COSTS, COUNTS, RoundRow, RunRecord, ScenarioFacts, summarise
 from flnl_bench.running.presets import load_preset
 
+METHODS = [name for name, declared in declarations().items() if declared.place < math.inf]
 DATASETS, PARTITIONS = ("digits", "cifar10"), ("iid", "dir-0.3")
 SENT = {"n_k": {"per": "client", "messages": 2, "units": 2, "numbers": 2, "bytes": 16}}
 ROUND: RoundRow = {

@@ -28,12 +28,14 @@ Rows = list[dict[str, Any]]  # each with a name and a description
 
 def methods() -> Rows:
     """Methods and variants, with their hyper-parameters."""
+    from flnl_bench.declarations import declaration
     from flnl_bench.methods import default_methods, variant_values
 
     registry = default_methods()
     return [
         {
             "name": name,
+            "title": declaration(name).title or name,
             "description": ((cls.__doc__ or "").strip().splitlines() or [""])[0],
             "reference": cls.reference,
             "plugin": registry.origin[name],
@@ -293,7 +295,8 @@ def print_rows(kind: str, rows: Rows) -> None:
 
 def _lines(row: Mapping[str, Any]) -> list[str]:
     """What people read about one name; --json has more."""
-    lines = [row["description"]]
+    titled = row.get("title", row["name"]) != row["name"]
+    lines = [f"{row['title']}: {row['description']}" if titled else row["description"]]
     if row.get("source") and "failed" not in row:
         lines[0] += f" · {row['source']}"
     if row.get("reference"):

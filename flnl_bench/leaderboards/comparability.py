@@ -10,21 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig, written
+from flnl_bench.declarations import declaration
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.results.run_record import RunRecord
 
-METHODS = (
-    "fedavg",
-    "fedavg/strong",
-    "fedprox",
-    "fl-coteaching",
-    "fl-dividemix",
-    "fedcorr",
-    "fednoro",
-    "feddiv",
-    "fedfixer",
-    "fedgr",
-)
 NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")
 SETTINGS = ("clean", *NOISY)
 
@@ -34,9 +23,9 @@ Filter = Mapping[str, Sequence[str | int]]  # allowed values by name; no values:
 
 
 # -- order -------------------------------------------------------------------------------------------
-def method_key(name: str) -> tuple[int, str]:
-    """Sort the known methods as in the paper, then the others and the variants by name."""
-    return (METHODS.index(name) if name in METHODS else len(METHODS), name)
+def method_key(name: str) -> tuple[float, str]:
+    """Sort methods by their declared place (the packs declare the paper's order), then by name."""
+    return declaration(name).place, name
 
 
 def setting_key(name: str) -> tuple[int, int, str]:

@@ -26,18 +26,6 @@ VARIANTS = {
     "Randomly sample clients w/. replacement in warmup": "fedgr/replacement",
 }
 
-FORMULAS = {  # of the FedGR paper, both ways; E local epochs: F forward, B backward; M a model, D samples
-    "fedavg": "2M; E F, E B",
-    "fedprox": "2M; E F, E B",
-    "fl-coteaching": "4M; 2E F, 2E B",
-    "fl-dividemix": "4M; 10E F, 2E B, 2E mixtures",
-    "fedcorr": "2M + K; (E+1) F, E B",
-    "fednoro": "2M + C; (E+1) F, E B, a mixture",
-    "fedfixer": "4M; 2E F, 2E B",
-    "feddiv": "2M + 4; (E+3) F, E B, a mixture a client",
-    "fedgr": "2M + 2D; (E+3) F, E B, a mixture",
-}
-
 
 @functools.lru_cache(maxsize=1)
 def paper_numbers() -> dict[tuple[str, ...], Cell]:

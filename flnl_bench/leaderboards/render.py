@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flnl_bench.declarations import declaration
 from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.leaderboards.comparability import NOISY
 from flnl_bench.leaderboards.cost import COST_COLUMNS, sent_numbers
 from flnl_bench.leaderboards.metrics import ALL_METRICS
 from flnl_bench.leaderboards.paper import (
-    FORMULAS,
     both_protocols,
     paper_average,
     paper_cells,
@@ -133,7 +133,7 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
     for row in table.rows:
         numbers = [*row.cost.values(), *sent_numbers(row.sent).values()]
         cells = [TextCell("" if value is None else f"{value:.4g}") for value in numbers]
-        formula = [TextCell(FORMULAS.get(row.method, ""))] if paper else []
+        formula = [TextCell(declaration(row.method).paper_cost)] if paper else []
         rows.append(TextRow(row.label, [*cells, *formula]))
     about = [
         "Measured cost, mean over all settings and seeds: megabytes (10⁶ bytes) per client and round, "

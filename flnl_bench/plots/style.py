@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
 
 from flnl_bench.atomic_files import replace_file
+from flnl_bench.declarations import declaration
 from flnl_bench.errors import BadInput, unknown
 
 try:
@@ -34,18 +35,6 @@ COLOURS = (
 CLEAN, WRONG, NEUTRAL = "#0072b2", "#d55e00", "#8c8c8c"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 DASHES = ("-", "--", "-.", ":")
-
-# The place in this list is the look: new names go to its end, none is moved.
-KNOWN = (
-    *("fedavg", "fedavg/strong", "fedprox", "fl-coteaching", "fl-dividemix"),
-    *("fedcorr", "fednoro", "feddiv", "fedfixer", "fedgr"),
-    *("sce", "gce", "elr", "median", "trimmed-mean", "krum", "rfa", "fedrn", "fedlsr", "rofl", "fedelc"),
-    *("jointopt", "selfie"),
-    *("fedgr/no-sieve", "fedgr/no-refine", "fedgr/no-repreg", "fedgr/no-ema", "fedgr/no-weak"),
-    *("fedgr/no-strong", "fedgr/online-ema", "fedgr/replacement", "feddiv/release-filter"),
-    *("feddiv/persistent", "fedgr/released", "gce/truncated", "krum/multi", "fedlsr/plus"),
-    "rofl/constant",
-)
 
 RC = {
     "font.size": 9,
@@ -77,19 +66,21 @@ class Look(NamedTuple):
 def look_of(name: str) -> Look:
     """The look of a method, variant or row of a table: the same in every picture, whatever else is there.
 
-    A name that is not known has the look of its digest, so two of them may look alike. Another version of a
-    method, as in "fedgr v2", only has other dashes.
+    It is the one that the method declares. What is not declared follows from the name, so two names may look
+    alike. Another version of a method, as in "fedgr v2", only has other dashes.
     """
     version = re.search(r" v(\d+)$", name)
     name = name[: version.start()] if version else name
-    digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
-    place = KNOWN.index(name) if name in KNOWN else digest % (len(COLOURS) * len(MARKERS) * len(DASHES))
+    place = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
+    place %= len(COLOURS) * len(MARKERS) * len(DASHES)
     lap = place // len(COLOURS)
+    declared = declaration(name)
+    dash = DASHES.index(declared.dash) if declared.dash else lap
     later = int(version[1]) - 1 if version else 0
     return Look(
-        COLOURS[place % len(COLOURS)],
-        MARKERS[(place + lap) % len(MARKERS)],
-        DASHES[(lap + later) % len(DASHES)],
+        declared.colour or COLOURS[place % len(COLOURS)],
+        declared.marker or MARKERS[(place + lap) % len(MARKERS)],
+        DASHES[(dash + later) % len(DASHES)],
     )
 
 

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import flnl_bench
 from flnl_bench.atomic_files import json_text, replace_file, replacing, sweep_parts
+from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.engine.ledger import PARTS, PER
 from flnl_bench.errors import BadInput
 from flnl_bench.input_files import MB, check_unpacked, is_number, parse_json
@@ -88,6 +89,7 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
         for record in sorted(records, key=lambda record: record.ended or "", reverse=True):
             place, run = record.config.place, record.folder
             try:
+                _check_version(record)
                 rows = read_rounds(run)
                 summary = record.confirmed(rows)
             except ValueError as error:
@@ -198,6 +200,7 @@ def _checked_record(archive: zipfile.ZipFile, names: frozenset[str], name: str) 
     folder = PurePosixPath(name).parent
     try:
         record = parse_record(parse_json(archive.read(name)))
+        _check_version(record)
         _check_record(record)
         if f"{folder}/{ROUNDS_FILE}" not in names:
             raise ValueError(f"it has no {ROUNDS_FILE}")
@@ -268,6 +271,12 @@ def _with_origin(record: RunRecord, file: Path) -> RunRecord:
     if record.imported:
         origin["earlier"] = record.imported
     return dataclasses.replace(record, imported=origin)
+
+
+def _check_version(record: RunRecord) -> None:
+    """Refuse a run of another NUMBERS_VERSION: this package gives its folder another name."""
+    if record.numbers != NUMBERS_VERSION:
+        raise ValueError(f"its numbers are of version {record.numbers}, not {NUMBERS_VERSION}")
 
 
 # -- what strangers may have written -----------------------------------------------------------------
@@ -368,7 +377,7 @@ def published_record(own: RunRecord) -> RunRecord | None:
             record.result()
         except Exception:  # of whatever kind: a damaged archive must not hide the end of a run
             continue
-        if record.config == own.config and record.scenario.fingerprint == own.scenario.fingerprint:
+        if record.identity == own.identity:
             return record
     return None
 
