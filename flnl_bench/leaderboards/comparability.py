@@ -63,19 +63,14 @@ def scored(rows: Iterable[Iterable[str]]) -> list[str]:
 
 # -- filters -----------------------------------------------------------------------------------------
 def chosen(records: Sequence[RunRecord], only: Filter) -> list[RunRecord]:
-    """Return the records whose names (method, setting, seed, …) or status have one of the given values."""
-
-    def value_of(record: RunRecord, name: str) -> str | int:
-        value: str | int = record.status if name == "status" else getattr(record.config, name)
-        return value
-
+    """Return the records whose names (method, setting, seed, …) have one of the given values."""
     left = list(records)
     for name, values in only.items():
         if values:
-            allowed = _recorded_spellings(name, values, {value_of(record, name) for record in records})
-            left = [record for record in left if value_of(record, name) in allowed]
+            allowed = _recorded_spellings(name, values, {getattr(r.config, name) for r in records})
+            left = [record for record in left if getattr(record.config, name) in allowed]
     if not left:
-        raise BadInput(f"no run is of this {' and this '.join(name for name in only if only[name])}")
+        raise BadInput(f"no run has this {' and this '.join(name for name in only if only[name])}")
     return left
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flnl_bench.observations.memorization import Observation
 
 LOOKS = {  # name in the legend, and look
-    "centralised": ("all data at one place", Look(COLOURS[0], "o", "-")),
+    "centralised": ("all data in one place", Look(COLOURS[0], "o", "-")),
     "global": ("global model", Look(COLOURS[9], "p", "-")),
     "local": ("local models (mean, and each client)", Look(COLOURS[6], "^", "--")),
 }
