@@ -41,7 +41,7 @@ Positive = Annotated[float, Range(above=True)]
 
 def ranges_of(cls: type) -> Mapping[str, Range]:
     """The declared range of each hyper-parameter that has one."""
-    return _ranges(cls)  # type: ignore[arg-type]
+    return _ranges(cls)
 
 
 @functools.cache  # a suite makes thousands of methods

@@ -58,7 +58,8 @@ class TinyCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features [B, 4·width] of images of any size."""
-        return self.layers(x).mean((2, 3))
+        features: Tensor = self.layers(x).mean((2, 3))
+        return features
 
 
 class PaddedShortcut(nn.Module):
@@ -126,7 +127,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of images of any size."""
-        return self.blocks(self.stem(x)).mean((2, 3))
+        features: Tensor = self.blocks(self.stem(x)).mean((2, 3))
+        return features
 
 
 class RectifiedHead(nn.Linear):
@@ -153,7 +155,8 @@ class Projected(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of images."""
-        return self.norm(self.linear(self.backbone(x)))
+        features: Tensor = self.norm(self.linear(self.backbone(x)))
+        return features
 
 
 def tiny_cnn(channels: int, norm: str, width: int = 32, stride: int = 1) -> TinyCNN:
@@ -181,7 +184,7 @@ def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None)
     """torchvision's ResNet-50 without its head, its weights as torchvision draws them, or these."""
     from torchvision.models import resnet50  # seconds to import, so only when asked for
 
-    backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
+    backbone: nn.Module = resnet50(norm_layer=lambda width: normalisation(norm, width))
     if channels != 3:
         backbone.conv1 = initialised(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False))
     if weights is not None:
@@ -201,7 +204,7 @@ def _imagenet_weights() -> dict[str, object]:
 
     weights = ResNet50_Weights.IMAGENET1K_V1
     try:
-        return weights.get_state_dict(progress=False, check_hash=True)
+        return dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
         raise MissingData(
             f"the ImageNet weights of resnet50 could not be fetched ({error}); "

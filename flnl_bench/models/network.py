@@ -39,9 +39,11 @@ class Network(nn.Module):
 
     def _run(self, part: nn.Module, x: Tensor) -> Tensor:
         if not self.autocasts:
-            return part(x)
+            full: Tensor = part(x)
+            return full
         with autocast(x.device.type, dtype=bfloat16):
-            return part(x).float()
+            half: Tensor = part(x)
+            return half.float()
 
     def _count(self, samples: int) -> None:
         # A compiled caller would be compiled anew for every value of the counters. To compile and
