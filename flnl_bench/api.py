@@ -26,6 +26,7 @@ from flnl_bench.ranges import check_ranges
 
 Model = Any  # an nn.Module: a Network (with `features` and `both`), or what Method.build makes of some
 Weights = dict[str, Tensor]  # parameters and buffers by name
+Answers = dict[int, Mapping[str, Any]]  # of clients to a visit
 State = dict[str, Any]  # tensors, arrays, numbers, strings, None, nested in dicts, lists and tuples
 
 
@@ -176,7 +177,7 @@ class Federation(Protocol):
     def train(self, ids: Sequence[int]) -> list[Update]:
         """Send the global weights and train the clients locally."""
 
-    def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
+    def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> Answers:
         """Send the global weights, run `task` on each client; what it returns travels up.
 
         `task` is a bound method of the method (or a module-level function), so that it can run in
@@ -233,7 +234,8 @@ class Method:
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
         """The logits that are evaluated."""
-        return model(x)
+        logits: Tensor = model(x)
+        return logits
 
     # -- on a client -------------------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

@@ -175,7 +175,8 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 def values_of(method: Method) -> dict[str, Any]:
     """The value of each hyper-parameter."""
-    return dataclasses.asdict(method)  # type: ignore[call-overload]
+    values: dict[str, Any] = dataclasses.asdict(method)  # type: ignore[call-overload]
+    return values
 
 
 def kind_name(kind: Any) -> str:

@@ -121,7 +121,8 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """The cosine of vectors along the last dimension, 0 where one of them is zero; the others broadcast."""
     lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
-    return (a * b).sum(-1) / lengths.clamp_min(1e-8)
+    cosines: Tensor = (a * b).sum(-1) / lengths.clamp_min(1e-8)
+    return cosines
 
 
 # -- mixtures ------------------------------------------------------------------------------------------
@@ -190,7 +191,8 @@ def min_max_scaled(values: np.ndarray) -> np.ndarray | None:
     values = values.astype(np.float64)
     if not np.isfinite(values).all() or np.ptp(values) < 1e-6:
         return None
-    return (values - values.min()) / np.ptp(values)
+    scaled: np.ndarray = (values - values.min()) / np.ptp(values)
+    return scaled
 
 
 def clean_posterior(losses: np.ndarray) -> np.ndarray | None:

@@ -207,7 +207,7 @@ class Plugins:
             load = functools.partial(plugin_files.import_file, file)
             self.found[name] = Source("file", "", str(file), load, file)
         self.loaded: dict[str, dict[str, list[Any]]] = {}  # plugin → hook → what it offers
-        self.tables: dict[str, Registry] = {}  # hook → complete table
+        self.tables: dict[str, Registry[Any]] = {}  # hook → complete table
         self.problems: list[str] = []
         self.failed: dict[str, str] = {}  # why a plugin could not be loaded
 

@@ -107,6 +107,8 @@ def _notes_on(steps: Sequence[Step], device: torch.device) -> list[dict[str, Any
     for key, dtype in {(k, v.dtype) for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
         owners = [note for note in notes if getattr(note.get(key), "dtype", None) == dtype]
         joined = to_device(torch.cat([note[key].detach().flatten() for note in owners]), device)
-        for note, part in zip(owners, joined.split([note[key].numel() for note in owners]), strict=True):
+        for note, part in zip(
+            owners, torch.split(joined, [note[key].numel() for note in owners]), strict=True
+        ):
             note[key] = part.reshape(note[key].shape)
     return notes

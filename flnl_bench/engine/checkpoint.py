@@ -64,7 +64,11 @@ class Checkpoint:
         return self.folder / "state.json"
 
     def save(
-        self, state: Mapping[str, Any], clients: Mapping[int, Any], changed: Set[int], rounds: list[dict]
+        self,
+        state: Mapping[str, Any],
+        clients: Mapping[int, Any],
+        changed: Set[int],
+        rounds: list[dict[str, Any]],
     ) -> None:
         """Save the engine's state, those of all clients, of which some changed, and the history so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +99,7 @@ class Checkpoint:
         replace_file(self._root, json.dumps(root))
         self._clean(root)
 
-    def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict]]:
+    def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict[str, Any]]]:
         """Read the engine's state, the clients' states and the history."""
         try:
             root = json.loads(self._root.read_bytes())

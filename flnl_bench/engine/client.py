@@ -200,7 +200,7 @@ class ClientWorker:
                 optimiser.zero_grad()
                 client.held.clear()
                 loss = as_losses(who, method.loss(model, batch, client), len(batch.y)).mean()
-                loss.backward()
+                torch.autograd.backward(loss)
                 optimiser.step(client.held)
                 method.on_step(model, client)
                 total += loss.detach()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench.api import Client, Method, Server, State, Terms, Update, Weights, copy_weights
+from flnl_bench.api import Answers, Client, Method, Server, State, Terms, Update, Weights, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
 from flnl_bench.engine.client import Call, Reply, WorkerSpec, sent_weights
@@ -87,9 +87,9 @@ class LocalFederation:
         # A mean depends on the order of its sum in the last bit, and `order` must not change a number.
         return sorted(updates, key=lambda update: update.client)
 
-    def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> dict[int, Mapping]:
+    def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> Answers:
         """Send the global weights, run `task` on each client; what it returns travels up."""
-        answers: dict[int, Mapping] = {}
+        answers: Answers = {}
         for k, reply in self._call("visit", ids, task=task):
             answers[k] = reply.answer
             self.cost.bytes_up += count_bytes(answers[k])
@@ -236,7 +236,7 @@ class Engine:
 
         # The stream does not know the method, so the first network of each begins with FedAvg's weights.
         with seeded(seed_of(seed, "initial weights"), CPU):
-            model = self.method.build(new_net)
+            model: nn.Module = self.method.build(new_net)
         parts = {name for name, _ in model.named_children()} - set(self.method.private)
         odd = ", ".join(sorted(set(self.method.members) - parts))
         expect(not odd, self.method.name, "members must name networks of build that are sent", odd)

@@ -54,10 +54,11 @@ def as_state(method: str, hook: str, state: State) -> State:
 
 def as_part(method: str, state: State, part: str, names: Iterable[str]) -> Weights:
     """The weights that a client keeps of a private part."""
-    kept: Any = state.get(part)
+    kept = state.get(part)
     rule = f"client.state[{part!r}] must hold the weights of the private part, as client_state makes it"
     expect(isinstance(kept, Mapping) and set(names) <= set(kept), method, rule, kept)
-    return kept
+    assert isinstance(kept, Mapping)
+    return dict(kept)
 
 
 def check_plain(tree: Any, where: str) -> None:

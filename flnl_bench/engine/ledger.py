@@ -54,7 +54,7 @@ def take_work() -> Cost:
 def count_bytes(tree: Any) -> int:
     """Bytes of a message: array data as stored, 8 for a number, one per character of a string."""
     if hasattr(tree, "nbytes"):  # a tensor, an array or one of NumPy's numbers
-        return tree.nbytes
+        return int(tree.nbytes)
     if isinstance(tree, Mapping):  # without the keys, which both sides know
         return sum(count_bytes(value) for value in tree.values())
     if isinstance(tree, list | tuple | set | frozenset):
@@ -135,4 +135,5 @@ def sentence(sent: Sent) -> str:
 
 def amount(sent: Sent, what: str, per: str | None = None) -> float:
     """How many numbers or bytes a sample, class or client means, of what is sent for these."""
-    return sum(entry[what] / entry["units"] for entry in sent.values() if per in (None, entry["per"]))
+    total: float = sum(entry[what] / entry["units"] for entry in sent.values() if per in (None, entry["per"]))
+    return total

@@ -319,7 +319,7 @@ def _test(check: Check, subject: Any) -> None:
 
 def _title(subject: Any) -> str:
     if not isinstance(subject, Method):
-        return subject.name
+        return str(subject.name)
     changed = [
         f"{f.name}={getattr(subject, f.name)}"
         for f in dataclasses.fields(subject)  # type: ignore[arg-type]

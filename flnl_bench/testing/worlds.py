@@ -131,7 +131,7 @@ class World:
     @property
     def channels(self) -> int:
         """Of the images."""
-        return self.dataset.train_x.shape[1]
+        return int(self.dataset.train_x.shape[1])
 
     @property
     def images(self) -> int:

@@ -176,7 +176,8 @@ class FedDiv(Method):
             probabilities = received(batch.x).softmax(1)
             return (bounded_cross_entropy(probabilities, labels[batch.index]), *probabilities.max(1))
 
-        return client.map(look)
+        losses, top, guess = client.map(look)
+        return losses, top, guess
 
     def choose(
         self, clean: Tensor, relabelled: Tensor, agree: Tensor, ratio: float, sampling: bool
@@ -273,7 +274,8 @@ def responsibilities(x: np.ndarray, mixture: Filter) -> np.ndarray:
     means, variances, shares = mixture
     log = np.log(shares) - 0.5 * (np.log(variances) + (x[:, None] - means) ** 2 / variances)
     weights = np.exp(log - log.max(1, keepdims=True))
-    return weights / weights.sum(1, keepdims=True)
+    posterior: np.ndarray = weights / weights.sum(1, keepdims=True)
+    return posterior
 
 
 def clean_posterior(x: np.ndarray, mixture: Filter) -> np.ndarray:

@@ -87,7 +87,8 @@ class FedFixer(Method):
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor:
         """The global model alone."""
-        return model.get_submodule("shared")(x)
+        logits: Tensor = model.get_submodule("shared")(x)
+        return logits
 
     # -- a round on a client -----------------------------------------------------------------------
     def client_state(self, client: Client) -> State:

@@ -118,8 +118,8 @@ class FedGR(Method):
     def sieve_round(self, server: Server, updates: Sequence[Update]) -> None:
         """Federated sieving: q of every sample of the round and r_k of every client."""
         losses = [update.message["losses"] for update in updates]
-        posterior = self.clean_posterior(torch.cat(losses))
-        for update, loss, q in zip(updates, losses, posterior.split([len(x) for x in losses]), strict=True):
+        posterior = torch.split(self.clean_posterior(torch.cat(losses)), [len(x) for x in losses])
+        for update, loss, q in zip(updates, losses, posterior, strict=True):
             server.state["losses"][update.client] = loss
             server.state["clean_probability"][update.client] = q
             server.state["noise_ratio"][update.client] = noise_ratio(q)
@@ -236,13 +236,16 @@ class FedGR(Method):
     def teacher_logits(self, batch: Batch, scratch: Mapping[str, Any]) -> Tensor:
         """p^le of x^w: computed once a round, or by the teacher of the current step."""
         if self.teacher == "revised":
-            return scratch["logits"][batch.index]
+            once: Tensor = scratch["logits"][batch.index]
+            return once
         with torch.no_grad():
-            return scratch["teacher"](batch.views[1])
+            anew: Tensor = scratch["teacher"](batch.views[1])
+            return anew
 
     def anchor(self, batch: Batch, client: Client) -> Tensor:
         """f(x^w; w_g)."""
-        return client.scratch["features"][batch.index]
+        features: Tensor = client.scratch["features"][batch.index]
+        return features
 
     def on_step(self, model: nn.Module, client: Client) -> None:
         """w_ema ← γ_l·w_ema + (1 − γ_l)·w_k: between two revisions the teacher follows the local model."""
@@ -274,7 +277,8 @@ class FedGR(Method):
 
 def losses_of(model: Model, client: Client) -> Tensor:
     """A model's loss on each plain image of a client, by the given label."""
-    return client.map(lambda batch: F.cross_entropy(model(batch.x), batch.y, reduction="none"))
+    losses: Tensor = client.map(lambda batch: F.cross_entropy(model(batch.x), batch.y, reduction="none"))
+    return losses
 
 
 def clean_posterior(losses: Tensor, least_gap: float = math.sqrt(FLOOR)) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from flnl_bench import Batch, Client, Model, State, Step, mix_into, network_weights
+from flnl_bench import Batch, Client, State, Step, mix_into, network_weights
 from flnl_methods.fedgr import FedGR, clean_posterior, losses_of, newest_pseudo_labels
 
 
@@ -114,9 +114,9 @@ class FedGRReleased(FedGR):
         """a: f(x^w; w_g) of a new x^w in every step."""
         if not (self.second_look and self.release == "a"):
             return super().anchor(batch, client)
-        received: Model = client.received
         with torch.no_grad():
-            return received.features(batch.views[1])
+            features: Tensor = client.received.features(batch.views[1])
+        return features
 
     # -- 8. no short batches, no rule for coinciding means -------------------------------------------
     def steps(self, client: Client, epochs: int) -> list[Step]:

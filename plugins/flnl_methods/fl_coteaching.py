@@ -70,7 +70,8 @@ class FLCoteaching(Method):
     def predict(self, model: nn.Module, x: Tensor) -> Tensor:
         """The sum of the logits."""
         first, second = model.children()
-        return first(x) + second(x)
+        logits: Tensor = first(x) + second(x)
+        return logits
 
     # -- a round on a client -----------------------------------------------------------------------
     def on_receive(self, model: nn.Module, client: Client) -> None:

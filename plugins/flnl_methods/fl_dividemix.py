@@ -91,7 +91,8 @@ class FLDivideMix(Method):
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor:
         """The sum of both networks' logits."""
-        return model.get_submodule("net1")(x) + model.get_submodule("net2")(x)
+        logits: Tensor = model.get_submodule("net1")(x) + model.get_submodule("net2")(x)
+        return logits
 
     def views(self) -> tuple[str, ...]:
         """Two weak views; the warm-up uses the first."""
@@ -190,7 +191,8 @@ class FLDivideMix(Method):
         target = mixed(torch.cat([r, r, q, q]), factor, order)
         loss_x, loss_u, penalty = semi_supervised_losses(logits, target, 2 * b)
         client.scratch["penalties"].append(penalty.detach())
-        return (loss_x + note["lambda"] * loss_u + penalty).unsqueeze(0)
+        total: Tensor = loss_x + note["lambda"] * loss_u + penalty
+        return total.unsqueeze(0)
 
     # -- for the recorder --------------------------------------------------------------------------
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:

@@ -44,7 +44,7 @@ def local_dimensions(rows: Tensor, neighbours: int = 20, eps: float = 1e-6) -> T
     points = rows.float().cpu().double()  # in this order: Apple's GPUs have no float64
     k = min(neighbours, len(points) - 1)
     count_work(searches=1)
-    return torch.cat([_dimensions(part, points, k, eps) for part in points.split(ROWS_AT_ONCE)])
+    return torch.cat([_dimensions(part, points, k, eps) for part in torch.split(points, ROWS_AT_ONCE)])
 
 
 def _dimensions(part: Tensor, points: Tensor, k: int, eps: float) -> Tensor:

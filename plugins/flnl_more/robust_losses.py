@@ -117,7 +117,8 @@ class ELR(RobustLoss):
         p = logits.softmax(1).clamp(1e-4, 1 - 1e-4)  # [B, C], not made to sum to one again
         t = beta * client.state["target"][batch.index] + (1 - beta) * F.normalize(p.detach(), 1, dim=1)
         client.state["target"][batch.index] = t
-        return F.cross_entropy(logits, batch.y, reduction="none") + weight * (1 - (t * p).sum(1)).log()
+        agreement: Tensor = (t * p).sum(1)
+        return F.cross_entropy(logits, batch.y, reduction="none") + weight * (1 - agreement).log()
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
         """The largest class of a target that has more than half of its mass."""

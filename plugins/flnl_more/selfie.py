@@ -141,8 +141,9 @@ class Selfie(Method):
         complete = state["seen"][rows] >= predictions.shape[1]
         sure = complete & (uncertainty(votes) <= self.threshold)
         before = state["refurbished"][rows] if self.reuse else -1
-        state["refurbished"][rows] = torch.where(sure, votes.argmax(1), before)
-        return state["refurbished"][rows]
+        labels = torch.where(sure, votes.argmax(1), before)
+        state["refurbished"][rows] = labels
+        return labels
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
         """Of the client's last epoch, once it had to choose: clean is a small loss."""
@@ -161,7 +162,8 @@ def clean_count(size: int, noise: float) -> int:
 def uncertainty(votes: Tensor) -> Tensor:
     """F = −Σ_c P_c·ln P_c / ln C, from how often each class was predicted [B, C]: 0 if always the same."""
     shares = votes / votes.sum(1, keepdim=True)
-    return torch.special.entr(shares).sum(1) / math.log(votes.shape[1])
+    entropies: Tensor = torch.special.entr(shares)
+    return entropies.sum(1) / math.log(votes.shape[1])
 
 
 def remember(predicted: Tensor, rows: Tensor, state: State) -> None:
