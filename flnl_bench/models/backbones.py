@@ -184,7 +184,7 @@ def resnet50(channels: int, norm: str, weights: dict[str, Tensor] | None = None)
     """Build torchvision's ResNet-50 without its head, with its initial weights or the given weights."""
     from torchvision.models import resnet50  # here, because the import takes seconds
 
-    backbone: nn.Module = resnet50(norm_layer=lambda width: normalisation(norm, width))
+    backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
     if channels != 3:
         backbone.conv1 = initialised(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False))
     if weights is not None:
