@@ -184,14 +184,15 @@ def resnet50(channels: int, norm: str, weights: dict[str, object] | None = None)
     """torchvision's ResNet-50 without its head, its weights as torchvision draws them, or these."""
     from torchvision.models import resnet50  # seconds to import, so only when asked for
 
-    backbone: nn.Module = resnet50(norm_layer=lambda width: normalisation(norm, width))
+    backbone = resnet50(norm_layer=lambda width: normalisation(norm, width))
     if channels != 3:
         backbone.conv1 = initialised(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False))
     if weights is not None:
         backbone.load_state_dict(weights)
     backbone.fc = nn.Identity()
     backbone.feature_size = 2048
-    return backbone
+    network: nn.Module = backbone
+    return network
 
 
 def pretrained_resnet50() -> nn.Module:
