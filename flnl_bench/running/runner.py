@@ -26,8 +26,8 @@ from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.saved import FILES, Keeper
-from flnl_bench.running.tracking import Tracking, Warn, warn
 from flnl_bench.scenario import Scenario
+from flnl_bench.trackers import Tracking, Warn, warn_in_python
 
 ADVICE = "start the run again with --fresh, or choose another folder with --out"
 
@@ -49,7 +49,7 @@ class Runner:
     scenario: Scenario
     devices: Devices
     changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
-    warn: Warn = warn  # takes the warnings of the run
+    warn: Warn = warn_in_python  # takes the warnings of the run
 
     @property
     def folder(self) -> RunFolder:

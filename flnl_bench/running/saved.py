@@ -30,7 +30,7 @@ from flnl_bench.random_streams import seed_of
 from flnl_bench.results.run_record import parse_config
 
 if TYPE_CHECKING:
-    from flnl_bench.running.tracking import Warn
+    from flnl_bench.trackers import Warn
 
 FILES = {"final": "final.safetensors", "best": "best.safetensors"}
 KEY = "flnl_bench"  # of what the files say about themselves
