@@ -11,7 +11,7 @@ from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 from synthetic_runs import round_row, write_run
 
-from flnl_bench.cli.suite_view import live_table
+from flnl_bench.cli.suite import live_table
 from flnl_bench.data import DATASETS
 from flnl_bench.results.run_record import read_record
 from flnl_bench.running.options import RunOptions
