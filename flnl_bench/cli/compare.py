@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import amount, note, percent, print_json, stdout, table
+from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.cli.show import BLOCKS, find_run, rounds_of, squeeze
+from flnl_bench.cli.show import BLOCKS, find_run, rounds_to_show, squeeze
 from flnl_bench.config import RunConfig, written
 from flnl_bench.config import differences as differing
 from flnl_bench.errors import BadInput
@@ -37,7 +37,7 @@ def compare_command(
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
     a, b = (find_finished(name) for name in (first, second))
-    curves = [rounds_of(record) for record in (a, b)]
+    curves = [rounds_to_show(record) for record in (a, b)]
     if output:
         _draw((a, b), output)
     if as_json:
@@ -168,7 +168,7 @@ def _print_results(a: RunRecord, b: RunRecord) -> None:
     for name, pair in results(a, b).items():
         accuracy = name in (*METRICS, "final")
         words = [
-            _word(None) if value is None else percent(value) if accuracy else amount(value)
+            _word(None) if value is None else percent(value) if accuracy else with_prefix(value)
             for value in pair.values()
         ]
         shown.add_row(name.replace("_", " "), *_signed(words, pair))

@@ -79,11 +79,11 @@ def show_command(
         str | None,
         typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, paper or a file."),
     ] = None,
-    dataset: options.Dataset = None,
+    dataset: options.DatasetName = None,
     method: Annotated[
         str | None, options.option(options.METHOD, "NAME", "With `preset`: only this method.")
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
     """Show one run: configuration, curve, diagnostics, cost and provenance.
@@ -99,7 +99,7 @@ def show_command(
     if extra := preset or dataset or method or plugin:
         raise BadInput(f"{extra}: only of a preset, as in `flnl-bench show preset quick --dataset digits`")
     record = find_run(run)
-    rows = rounds_of(record)
+    rows = rounds_to_show(record)
     if as_json:
         print_json({"run_dir": str(record.folder), **record.as_dict(), "rounds": rows})
     else:
@@ -134,7 +134,7 @@ def find_folder(name: str) -> Path:
     return found[0]
 
 
-def rounds_of(record: RunRecord) -> list[RoundRow]:
+def rounds_to_show(record: RunRecord) -> list[RoundRow]:
     """Read the rounds of a run; a finished one must have some."""
     rows = record.read_rounds()
     if record.done and not rows:

@@ -19,7 +19,6 @@ from rich.text import Text
 from flnl_bench.cli import options
 from flnl_bench.cli.console import (
     Interrupted,
-    amount,
     duration,
     facts,
     note,
@@ -31,6 +30,7 @@ from flnl_bench.cli.console import (
     table,
     tell_problems,
     waiting,
+    with_prefix,
 )
 from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugins
 from flnl_bench.cli.outcome import print_paths
@@ -59,7 +59,7 @@ def suite_command(
     dry_run: Annotated[bool, flag(FILES, "Show the grid and its cost, run nothing.", "--dry-run")] = False,
     retry_failed: Annotated[bool, flag(FILES, "Resume failed runs.", "--retry-failed")] = False,
     fresh: Annotated[bool, flag(FILES, "Start all runs again, also finished ones.", "--fresh")] = False,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     tracker: options.Trackers = None,
     save_model: options.SaveModel = False,
     data_dir: options.DataDir = None,
@@ -224,7 +224,7 @@ def _plan_row(label: str, progress: SuiteProgress, plans: list[PlannedRun]) -> l
         label,
         str(len(plans)),
         *(str(number) for number in part.counts().values()),
-        "unknown" if samples is None else amount(samples),
+        "unknown" if samples is None else with_prefix(samples),
     ]
 
 

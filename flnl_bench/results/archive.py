@@ -31,7 +31,7 @@ from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.engine.ledger import PARTS, PER
 from flnl_bench.errors import BadInput
 from flnl_bench.input_files import MB, check_unpacked, is_number, parse_json
-from flnl_bench.results.beliefs import check_beliefs
+from flnl_bench.results.beliefs import check_beliefs_file
 from flnl_bench.results.lock import Busy, claimed
 from flnl_bench.results.run_folder import RunFolder, read_runs, rounds_text
 from flnl_bench.results.run_record import (
@@ -48,7 +48,7 @@ from flnl_bench.results.run_record import (
     read_rounds,
 )
 
-FORMAT, FORMAT_VERSION = "flnl-bench results", 2
+ARCHIVE_FORMAT, ARCHIVE_VERSION = "flnl-bench results", 2
 MANIFEST = "manifest.json"
 SIZE_LIMITS = {RUN_FILE: 16 * MB, ROUNDS_FILE: 256 * MB, BELIEFS_FILE: 256 * MB}  # bytes, by file of a run
 _ANY_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same runs give the same bytes
@@ -104,7 +104,7 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
             if (run / BELIEFS_FILE).exists():
                 _add(archive, place / BELIEFS_FILE, (run / BELIEFS_FILE).read_bytes())
             exported.runs += 1
-        about = {"format": FORMAT, "version": FORMAT_VERSION, "runs": exported.runs}
+        about = {"format": ARCHIVE_FORMAT, "version": ARCHIVE_VERSION, "runs": exported.runs}
         _add(
             archive, PurePath(MANIFEST), json_text({**about, "flnl_bench": flnl_bench.__version__}, 2) + "\n"
         )
@@ -146,7 +146,7 @@ def import_runs(file: Path, out: Path) -> Imported:
             _refuse_links(out, out / record.config.place)
             if data := _beliefs(archive, names, record.config.place):
                 where = file / record.config.place / BELIEFS_FILE
-                check_beliefs(where, data, record.scenario.samples, record.config.training.clients)
+                check_beliefs_file(where, data, record.scenario.samples, record.config.training.clients)
         imported = Imported()
         for record in records:
             _place(record, archive, names, file, out, imported)
@@ -189,9 +189,9 @@ def _check_archive(archive: zipfile.ZipFile, names: frozenset[str]) -> None:
     about = parse_json(archive.read(MANIFEST))
     if not isinstance(about, dict):
         raise ValueError(f"its {MANIFEST} is not ours")
-    if about.get("format") != FORMAT or about.get("version") != FORMAT_VERSION:
+    if about.get("format") != ARCHIVE_FORMAT or about.get("version") != ARCHIVE_VERSION:
         raise ValueError(
-            f"its format is {about.get('format')} {about.get('version')}, not {FORMAT} {FORMAT_VERSION}"
+            f"its format is {about.get('format')} {about.get('version')}, not {ARCHIVE_FORMAT} {ARCHIVE_VERSION}"
         )
 
 

@@ -46,7 +46,7 @@ def read_beliefs(
     return arrays
 
 
-def check_beliefs(path: Path, content: bytes, samples: int, clients: int) -> None:
+def check_beliefs_file(path: Path, content: bytes, samples: int, clients: int) -> None:
     """Refuse a file whose arrays cannot be of a run with so many samples and clients."""
     names = (*SAMPLE_ARRAYS[0], *SAMPLE_ARRAYS[1], *_CLIENT_NAMES)
     arrays = read_beliefs(path, ("row", "noise_kind"), names, content)

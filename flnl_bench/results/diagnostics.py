@@ -78,7 +78,7 @@ def save_beliefs(path: Path, beliefs: Mapping[int, Beliefs], scenario: Scenario)
 
 PROBED = 1000  # training samples that are looked at each round: a fixed random subset
 
-OWN = {  # names that a method's own numbers may not have
+RESERVED_NAMES = {  # names that a method's own numbers may not have
     *("memorised", "memorised_open", "accuracy_clean", "accuracy_wrong", "client_sieve"),
     *(f"sieve_{name}" for name in ("precision", "recall", "f_score", "open_recall")),
     *("noise_ratio_correlation", "noise_ratio_error"),
@@ -109,14 +109,14 @@ class Probe:
         wrong, is_open = self.given != self.true, self.true < 0
         right, as_labelled = predicted == self.true, predicted == self.given
         return {
-            "memorised": percent(as_labelled, wrong & ~is_open),
-            "accuracy_clean": percent(right, ~wrong),
-            "accuracy_wrong": percent(right, wrong & ~is_open),
-            **({"memorised_open": percent(as_labelled, is_open)} if is_open.any() else {}),
+            "memorised": _percent(as_labelled, wrong & ~is_open),
+            "accuracy_clean": _percent(right, ~wrong),
+            "accuracy_wrong": _percent(right, wrong & ~is_open),
+            **({"memorised_open": _percent(as_labelled, is_open)} if is_open.any() else {}),
         }
 
 
-def percent(hits: np.ndarray, among: np.ndarray) -> float | None:
+def _percent(hits: np.ndarray, among: np.ndarray) -> float | None:
     """Percentage of hits among some samples; None if there are none."""
     count = int(among.sum())
     return 100.0 * int((hits & among).sum()) / count if count else None
@@ -148,7 +148,7 @@ def gather_beliefs(
         for name in UNKNOWN:
             values, rule = getattr(belief, name), f"{name} of beliefs must have shape [{sizes[k]}]"
             expect(values is None or np.shape(values) == (sizes[k],), method.name, rule, values)
-        taken = sorted(OWN & belief.numbers.keys())
+        taken = sorted(RESERVED_NAMES & belief.numbers.keys())
         rule = "numbers of beliefs must have names of their own"
         expect(not taken, method.name, rule, ", ".join(taken))
     return beliefs
@@ -240,7 +240,7 @@ def _judge_labels(name: str, labels: Mapping[int, np.ndarray], scenario: Scenari
     closed = has & ~is_open  # no label of an open-set image is right, and having none is
     return {
         f"{name}_coverage": 100.0 * float(has.mean()),
-        f"{name}_accuracy": percent(refined == true, closed),
-        f"{name}_accuracy_wrong": percent(refined == true, closed & (given != true)),
-        **({f"{name}_open_dropped": percent(~has, is_open)} if is_open.any() else {}),
+        f"{name}_accuracy": _percent(refined == true, closed),
+        f"{name}_accuracy_wrong": _percent(refined == true, closed & (given != true)),
+        **({f"{name}_open_dropped": _percent(~has, is_open)} if is_open.any() else {}),
     }

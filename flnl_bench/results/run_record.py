@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 2
-STATUSES = ("running", "interrupted", "failed", "done")  # a killed run keeps "running"
+RUN_STATUSES = ("running", "interrupted", "failed", "done")  # a killed run keeps "running"
 METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
 COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
@@ -75,7 +75,7 @@ class RunRecord:
     """What was run, where, and with which result; the fields are in the order of run.json."""
 
     schema: int = SCHEMA
-    status: str  # one of STATUSES
+    status: str  # one of RUN_STATUSES
     config: RunConfig
     changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
     label: str | None = None  # the suite's name for it, if that is not the method's name
@@ -226,7 +226,7 @@ def read_record(folder: Path) -> RunRecord:
 
 def parse_record(values: object, folder: Path = Path()) -> RunRecord:
     """Check the values of a run.json and return the record."""
-    if not isinstance(values, dict) or values.get("status") not in STATUSES:
+    if not isinstance(values, dict) or values.get("status") not in RUN_STATUSES:
         raise ValueError("foreign: not a run of flnl-bench")
     if values.get("schema") != SCHEMA:
         raise ValueError(
