@@ -227,7 +227,7 @@ def test_the_recorder_keeps_the_names_of_all_its_diagnostics(noise):
         for k, size in enumerate(scenario.sizes)
     }
     probe = Probe(scenario)
-    found = {*probe.look(probe.true), *judge(everything, scenario, [0])}
+    found = {*probe.measure(probe.true), *judge(everything, scenario, [0])}
     assert found == {name for name in RESERVED_NAMES if noise == "open" or "open" not in name}
 
 

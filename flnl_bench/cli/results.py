@@ -53,9 +53,13 @@ def import_results(
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
     from flnl_bench.results.archive import import_runs
 
-    done = import_runs(file, out)
-    warn_files(done.kept, "not imported: ")
-    counts = {"imported": len(done.runs), "already_there": done.there, "not_imported": len(done.kept)}
+    imported = import_runs(file, out)
+    warn_files(imported.refused, "not imported: ")
+    counts = {
+        "imported": len(imported.runs),
+        "already_there": imported.duplicates,
+        "not_imported": len(imported.refused),
+    }
     if as_json:
         print_json({"file": str(file), "out": str(out), **counts})
     else:

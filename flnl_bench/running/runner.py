@@ -231,7 +231,7 @@ class Runner:
         row = {**report, "clients": list(report["clients"])}
         if self.scenario.truth_known:
             row["diagnostics"] = {
-                **probe.look(engine.predict_train(probe.rows)),
+                **probe.measure(engine.predict_train(probe.rows)),
                 **judge(self._beliefs(engine), self.scenario, row["clients"]),
             }
         return finite(row)
