@@ -74,8 +74,8 @@ def sampled_clients(fraction: float, clients: int) -> int:
     return max(1, int(fraction * clients + 1e-9))
 
 
-NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
-TRAINING = tuple(part.name for part in dataclasses.fields(Training))
+RUN_NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
+TRAINING_FIELDS = tuple(part.name for part in dataclasses.fields(Training))
 
 
 @functools.cache  # a suite asks thousands of times
@@ -88,7 +88,7 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
     hints, changes = _hints(), {}
     for name, value in values.items():
         kinds = typing.get_args(hints[name]) or (hints[name],)
-        value = plain(value)
+        value = plain_value(value)
         if type(value) is int and float in kinds and abs(value) < 2**53:
             value = float(value)  # the same run, whichever way it is written
         if type(value) not in kinds:
@@ -152,7 +152,7 @@ class RunConfig:
     @property
     def names(self) -> dict[str, Any]:
         """The names by which people know the run."""
-        return {name: getattr(self, name) for name in NAMES}
+        return {name: getattr(self, name) for name in RUN_NAMES}
 
     @property
     def title(self) -> str:
@@ -176,7 +176,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
 # -- seeds -------------------------------------------------------------------------------------------
 def check_seed(seed: Any) -> int:
     """Return a seed as a Python integer, or refuse it."""
-    seed = plain(seed)
+    seed = plain_value(seed)
     fits = type(seed) is int and 0 <= seed < 2**63
     require(fits, "seed", repr(seed), "a whole number from 0 to 2^63 - 1")
     return int(seed)
@@ -214,12 +214,12 @@ def written(values: Mapping[str, Any]) -> str:
 
 def as_set(value: object, where: str) -> str:
     """Write a hyper-parameter as it would be given to --set; errors name the place `where`."""
-    value = plain(value)
+    value = plain_value(value)
     if not (value is None or isinstance(value, str | numbers.Real)):
         raise BadInput(f"{where} must be a number, a text, true or false")
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Convert a NumPy scalar to a Python value."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value

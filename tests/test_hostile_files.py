@@ -207,7 +207,7 @@ TABLE = [
     (archive, lambda members: [], "it has no manifest.json"),
     (archive, without("manifest.json"), "it has no manifest.json"),
     (archive, content("manifest.json", "["), NOT_EXPORTED),
-    (archive, content("manifest.json", "[]"), "its manifest.json is not ours"),
+    (archive, content("manifest.json", "[]"), "its manifest.json is not of flnl-bench"),
     (archive, content("manifest.json", '{"format": "x", "version": 1}'), "its format is x 1"),
     (archive, without("rounds.jsonl"), "it has no rounds.jsonl"),
     (archive, without("run.json"), "belongs to no run"),

@@ -17,7 +17,7 @@ from test_suite_execution import Inline
 
 import flnl_bench as fb
 from flnl_bench import cli
-from flnl_bench.config import TRAINING
+from flnl_bench.config import TRAINING_FIELDS
 from flnl_bench.methods import default_methods
 from flnl_bench.running.options import OPTION_NAMES
 
@@ -196,7 +196,7 @@ def test_the_command_and_the_function_take_the_same_options():
     only_there = {"seeds", "as_json", "file", "plugin", "debug", "pdb"}
     assert options - only_there == arguments - {"progress", "loading"}
     named = arguments - {"fresh", "progress", "loading", "training"}
-    assert named | set(TRAINING) == OPTION_NAMES
+    assert named | set(TRAINING_FIELDS) == OPTION_NAMES
 
 
 # -- scenarios ---------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 from synthetic_runs import round_row, write_run
 
-from flnl_bench.cli.suite_view import live_table
+from flnl_bench.cli.suite import live_table
 from flnl_bench.data import DATASETS
 from flnl_bench.results.run_record import read_record
 from flnl_bench.running.options import RunOptions
-from flnl_bench.running.resolve import configure, prepare
+from flnl_bench.running.resolve import make_config, prepare
 from flnl_bench.suite import estimate as estimates
 from flnl_bench.suite import ray as on_ray
 from flnl_bench.suite.grid import fedavg_samples, make_grid
@@ -150,7 +150,7 @@ def test_the_folder_of_a_run_is_known_without_its_data(tmp_path):
     for dataset in ("digits", f"npz:{tmp_path}/./own.npz"):
         training = {"model": "tiny-cnn", "clients": 2}
         options = RunOptions("fedgr/no-ema", "sym-1", dataset, "dir-1", training=training, device="cpu")
-        assert configure(options)[0] == prepare(options).config
+        assert make_config(options)[0] == prepare(options).config
 
 
 def test_the_cost_is_that_of_fedavg(tmp_path):

@@ -18,7 +18,6 @@ from flnl_bench.cli import (
     observe,
     plot,
     plugin,
-    report,
     results,
     run,
     scenario,
@@ -38,7 +37,7 @@ app.command("list")(listing.list_names)
 app.command("show")(show.show_command)
 app.command("suite")(suite.suite_command)
 app.command("leaderboard")(leaderboard.leaderboard_command)
-app.command("report")(report.report_command)
+app.command("report")(results.report_command)
 app.command("plot")(plot.plot_command)
 app.command("compare")(compare.compare_command)
 app.command("doctor")(doctor.doctor_command)

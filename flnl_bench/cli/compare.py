@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,16 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import amount, note, percent, print_json, stdout, table
+from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.cli.show import BLOCKS, find_run, rounds_of, squeeze
-from flnl_bench.config import written
+from flnl_bench.cli.show import BLOCKS, find_run, rounds_to_show, squeeze
+from flnl_bench.config import RunConfig, written
+from flnl_bench.config import differences as differing
 from flnl_bench.errors import BadInput
+from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
-from flnl_bench.running.compare import differences, paired, results, with_other_seeds
+from flnl_bench.results.statistics import mean_std
 
 HYPER = "hyperparameters."  # begins the names of hyper-parameters
+NUMBERS = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")  # of a summary
 WIDEST = 72  # characters of a curve
 RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
 
@@ -33,7 +37,7 @@ def compare_command(
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
     a, b = (find_finished(name) for name in (first, second))
-    curves = [rounds_of(record) for record in (a, b)]
+    curves = [rounds_to_show(record) for record in (a, b)]
     if output:
         _draw((a, b), output)
     if as_json:
@@ -52,6 +56,65 @@ def find_finished(name: str) -> RunRecord:
     return record
 
 
+# -- comparing ---------------------------------------------------------------------------------------
+def with_other_seeds(record: RunRecord) -> dict[int, RunRecord]:
+    """Return the finished runs next to a run's folder that differ from it in the seed alone, and the run."""
+    records, _ = read_runs(record.folder.parent)
+    alike = [
+        other
+        for other in records
+        if other.done
+        and _but_seed(other.config) == _but_seed(record.config)
+        and other.numbers == record.numbers
+    ]
+    return {other.config.seed: other for other in (*alike, record)}
+
+
+def _but_seed(config: RunConfig) -> dict[str, Any]:
+    return {**config.as_dict(), "seed": None, "scenario": None}
+
+
+def differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Return both values of whatever differs: names, protocol, hyper-parameters, scenario, code."""
+    names = differing(_facts(a), _facts(b))
+    if a.config.method != b.config.method:
+        names.pop("code", None)  # of course
+    return names
+
+
+def _facts(record: RunRecord) -> dict[str, Any]:
+    return {
+        **record.config.flat(),
+        "scenario": record.scenario.fingerprint,
+        "numbers": record.numbers,
+        "code": ", ".join(sorted(record.code.get("method", ()))) or None,
+    }
+
+
+def results(a: RunRecord, b: RunRecord) -> dict[str, dict[str, Any]]:
+    """Return each number of both runs, and the second minus the first."""
+    one, other = dataclasses.asdict(a.result()), dataclasses.asdict(b.result())
+    return {name: _pair(one[name], other[name]) for name in NUMBERS}
+
+
+def _pair(a: float | None, b: float | None) -> dict[str, Any]:
+    return {"a": a, "b": b, "difference": None if a is None or b is None else b - a}
+
+
+def paired(
+    a: Mapping[int, RunRecord], b: Mapping[int, RunRecord], metric: str = METRICS[0]
+) -> dict[str, Any]:
+    """Return the differences seed by seed, over the seeds that both configurations were run with."""
+    shared = sorted(a.keys() & b.keys())
+    pairs = {
+        seed: _pair(getattr(a[seed].summary, metric), getattr(b[seed].summary, metric)) for seed in shared
+    }
+    known = [pair["difference"] for pair in pairs.values() if pair["difference"] is not None]
+    mean, std = mean_std(known)
+    return {"metric": metric, "seeds": pairs, "mean": mean, "std": std}
+
+
+# -- showing -----------------------------------------------------------------------------------------
 def _as_object(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> dict[str, Any]:
     seeds = with_other_seeds(a), with_other_seeds(b)
     return {
@@ -105,7 +168,7 @@ def _print_results(a: RunRecord, b: RunRecord) -> None:
     for name, pair in results(a, b).items():
         accuracy = name in (*METRICS, "final")
         words = [
-            _word(None) if value is None else percent(value) if accuracy else amount(value)
+            _word(None) if value is None else percent(value) if accuracy else with_prefix(value)
             for value in pair.values()
         ]
         shown.add_row(name.replace("_", " "), *_signed(words, pair))

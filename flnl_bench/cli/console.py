@@ -119,7 +119,7 @@ def decimal(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def amount(value: float, unit: str = "") -> str:
+def with_prefix(value: float, unit: str = "") -> str:
     """A count in thousands, millions, …: 12.3 MB, 4.5 M."""
     prefixes = ("", "k", "M", "G", "T", "P")
     power = 0

@@ -45,7 +45,7 @@ def axis(panel: str, metavar: str, text: str) -> Any:
 
 
 @observe_commands.command("memorization")
-def memorization(
+def memorization_command(
     preset: Annotated[
         str, option(PROTOCOL, "NAME", "quick (digits, minutes on a core) or paper.", "--preset")
     ] = "quick",

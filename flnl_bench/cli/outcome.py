@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
-from flnl_bench.config import NAMES
+from flnl_bench.cli.console import FACT, duration, facts, percent, stdout, table, with_prefix
+from flnl_bench.config import RUN_NAMES
 from flnl_bench.results.archive import published_record
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 from flnl_bench.results.statistics import mean_std
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
-SHARED = [name for name in NAMES if name != "seed"]
+SHARED = [name for name in RUN_NAMES if name != "seed"]
 
 
 def as_object(record: RunRecord) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def scenario_line(scenario: ScenarioFacts) -> str:
 def cost_line(summary: Summary) -> str:
     """The cost of a run, summed over its rounds; a pass is one sample through the network."""
     return (
-        f"{amount(summary.bytes_down, 'B')} down, {amount(summary.bytes_up, 'B')} up, "
-        f"{amount(summary.forward)} forward, {amount(summary.backward)} backward passes"
-        + "".join(f", {value} {name}" for name, value in work(summary).items() if value)
+        f"{with_prefix(summary.bytes_down, 'B')} down, {with_prefix(summary.bytes_up, 'B')} up, "
+        f"{with_prefix(summary.forward)} forward, {with_prefix(summary.backward)} backward passes"
+        + "".join(f", {value} {name}" for name, value in _work(summary).items() if value)
     )
 
 
-def work(summary: Summary) -> dict[str, int]:
+def _work(summary: Summary) -> dict[str, int]:
     """Mixtures and neighbour searches of a run."""
     return {words: summary.counts[name] for name, words in WORK.items()}
 

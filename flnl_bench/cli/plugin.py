@@ -49,7 +49,7 @@ def check(
             show_default="all plugins but our own",
         ),
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
     """Check what plugins add: is it declared, repeatable, resumable, blind to true labels, …

@@ -1,4 +1,4 @@
-"""`flnl-bench results`: send finished runs to others, and merge theirs with one's own."""
+"""`flnl-bench results` and `report`: archives of finished runs, and a static site of a results folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json, say
+from flnl_bench.cli.console import note, print_json, say, waiting
 from flnl_bench.cli.options import option
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
@@ -53,9 +53,13 @@ def import_results(
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
     from flnl_bench.results.archive import import_runs
 
-    done = import_runs(file, out)
-    warn_files(done.kept, "not imported: ")
-    counts = {"imported": len(done.runs), "already_there": done.there, "not_imported": len(done.kept)}
+    imported = import_runs(file, out)
+    warn_files(imported.refused, "not imported: ")
+    counts = {
+        "imported": len(imported.runs),
+        "already_there": imported.duplicates,
+        "not_imported": len(imported.refused),
+    }
     if as_json:
         print_json({"file": str(file), "out": str(out), **counts})
     else:
@@ -76,3 +80,18 @@ def warn_files(problems: Mapping[Path, str], before: str = "not counted: ") -> N
         note(f"warning: {before}{path}: {why}")
     if len(problems) > NAMED:
         note(f"warning: {before}{len(problems) - NAMED} more files")
+
+
+def report_command(
+    output: Annotated[
+        Path,
+        option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o"),
+    ],
+    folder: Folder = RUNS,
+) -> None:
+    """Make a static site of all finished runs: leaderboard, methods, runs, comparisons, cost."""
+    from flnl_bench.report.site import write_report
+
+    with waiting("writing the report"):
+        first = write_report(folder, output)
+    print(first)

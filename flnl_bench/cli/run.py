@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flnl_bench.running.runner import Runner
 
 
-def protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
+def _protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
     """An option that changes the preset's protocol."""
     return option(PROTOCOL, metavar, text, *names, default=default)
 
@@ -56,13 +56,13 @@ def run_command(
     method: Annotated[
         str | None, option(METHOD, "NAME", "Method or variant; `flnl-bench list methods` shows all.")
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     set: Annotated[
         list[str] | None, option(METHOD, "KEY=VALUE", "Change a hyper-parameter; repeatable.", "--set")
     ] = None,
-    setting: options.Setting = None,
-    dataset: options.Dataset = None,
-    partition: options.Partition = None,
+    setting: options.SettingName = None,
+    dataset: options.DatasetName = None,
+    partition: options.PartitionName = None,
     clients: options.Clients = None,
     samples: options.Samples = None,
     seed: options.Seed = None,
@@ -72,25 +72,25 @@ def run_command(
     ] = None,
     scenario: options.ScenarioFile = None,
     preset: Annotated[
-        str | None, protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
+        str | None, _protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
     ] = None,
-    rounds: Annotated[int | None, protocol("N", "Rounds.")] = None,
-    fraction: Annotated[float | None, protocol("F", "Share of the clients per round.")] = None,
-    epochs: Annotated[int | None, protocol("E", "Local epochs.")] = None,
-    batch_size: Annotated[int | None, protocol("B", "Local batch size.")] = None,
-    lr: Annotated[float | None, protocol("X", "Local learning rate.")] = None,
-    model: Annotated[str | None, protocol("NAME", "Network; `list models`.")] = None,
-    norm: Annotated[str | None, protocol("NAME", "Normalisation: batch or group.")] = None,
+    rounds: Annotated[int | None, _protocol("N", "Rounds.")] = None,
+    fraction: Annotated[float | None, _protocol("F", "Share of the clients per round.")] = None,
+    epochs: Annotated[int | None, _protocol("E", "Local epochs.")] = None,
+    batch_size: Annotated[int | None, _protocol("B", "Local batch size.")] = None,
+    lr: Annotated[float | None, _protocol("X", "Local learning rate.")] = None,
+    model: Annotated[str | None, _protocol("NAME", "Network; `list models`.")] = None,
+    norm: Annotated[str | None, _protocol("NAME", "Normalisation: batch or group.")] = None,
     pretrained: Annotated[
-        bool | None, protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")
+        bool | None, _protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")
     ] = None,
-    precision: Annotated[str | None, protocol("NAME", "float32, tf32 or bfloat16.")] = None,
+    precision: Annotated[str | None, _protocol("NAME", "float32, tf32 or bfloat16.")] = None,
     compile: Annotated[
-        str | None, protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
+        str | None, _protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
     ] = None,
     training: Annotated[
         list[str] | None,
-        protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),
+        _protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),
     ] = None,
     device: Annotated[str | None, option(DEVICES, "NAME", "auto, cpu, cuda or mps.", default="auto")] = None,
     devices: Annotated[
@@ -124,7 +124,7 @@ def run_command(
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
-            results = [carry_out(runner, fresh) for runner in prepare(chosen or [1], asked, file)]
+            results = [carry_out(runner, fresh) for runner in _prepare(chosen or [1], asked, file)]
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise
@@ -179,7 +179,7 @@ def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
         debugger.post_mortem(cause.__traceback__)
 
 
-def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Runner]:
+def _prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Runner]:
     """Prepare the runs of all seeds before anything is written; errors name the run file, if there is one."""
     with waiting("preparing"):
         from flnl_bench.running.api import prepare_seeds

@@ -21,15 +21,15 @@ scenario_commands = typer.Typer(
 
 @scenario_commands.command("show")
 def show_scenario(
-    setting: options.Setting = None,
-    dataset: options.Dataset = None,
-    partition: options.Partition = None,
+    setting: options.SettingName = None,
+    dataset: options.DatasetName = None,
+    partition: options.PartitionName = None,
     clients: options.Clients = None,
     samples: options.Samples = None,
     seed: options.Seed = None,
     file: options.ScenarioFile = None,
     preset: options.PresetName = "quick",
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -62,14 +62,14 @@ def export(
             options.FILES, "FILE", "Write FILE.npz (everything) and FILE.json (for people).", "--output", "-o"
         ),
     ],
-    setting: options.Setting = None,
-    dataset: options.Dataset = None,
-    partition: options.Partition = None,
+    setting: options.SettingName = None,
+    dataset: options.DatasetName = None,
+    partition: options.PartitionName = None,
     clients: options.Clients = None,
     samples: options.Samples = None,
     seed: options.Seed = None,
     preset: options.PresetName = "quick",
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:

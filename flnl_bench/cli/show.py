@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout
+from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout, table
 from flnl_bench.cli.outcome import (
     best_round,
     cost_line,
@@ -20,11 +21,14 @@ from flnl_bench.cli.outcome import (
     published_line,
     scenario_line,
 )
-from flnl_bench.cli.preset import show_preset
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.classes import class_recall
 from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
+
+if TYPE_CHECKING:
+    from flnl_bench.methods import Methods
+    from flnl_bench.running.presets import Preset
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -75,11 +79,11 @@ def show_command(
         str | None,
         typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, paper or a file."),
     ] = None,
-    dataset: options.Dataset = None,
+    dataset: options.DatasetName = None,
     method: Annotated[
         str | None, options.option(options.METHOD, "NAME", "With `preset`: only this method.")
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
     """Show one run: configuration, curve, diagnostics, cost and provenance.
@@ -95,7 +99,7 @@ def show_command(
     if extra := preset or dataset or method or plugin:
         raise BadInput(f"{extra}: only of a preset, as in `flnl-bench show preset quick --dataset digits`")
     record = find_run(run)
-    rows = rounds_of(record)
+    rows = rounds_to_show(record)
     if as_json:
         print_json({"run_dir": str(record.folder), **record.as_dict(), "rounds": rows})
     else:
@@ -130,7 +134,7 @@ def find_folder(name: str) -> Path:
     return found[0]
 
 
-def rounds_of(record: RunRecord) -> list[RoundRow]:
+def rounds_to_show(record: RunRecord) -> list[RoundRow]:
     """Read the rounds of a run; a finished one must have some."""
     rows = record.read_rounds()
     if record.done and not rows:
@@ -244,3 +248,49 @@ def _provenance(record: RunRecord) -> Any:
     if origin := record.imported:
         lines.add_row("imported", f"from {origin.get('file')} at {origin.get('time')}")
     return lines
+
+
+# -- presets -----------------------------------------------------------------------------------------
+def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
+    """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
+    from flnl_bench.data import dataset_name
+    from flnl_bench.methods import default_methods
+    from flnl_bench.running.presets import load_preset
+    from flnl_bench.running.resolve import protocol
+
+    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
+    training = dataclasses.asdict(protocol(preset, dataset, {}))
+    methods = {each: values_with_origin(each, preset, dataset, registry) for each in [method] if each}
+    methods = methods or {
+        each: values_with_origin(each, preset, dataset, registry) for each in registry.methods
+    }
+    if as_json:
+        print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
+        return
+    console = stdout()
+    console.print(f"{preset.name} on {dataset}", style="bold")
+    rows = table("of", "value", "", "from")
+    for key, value in training.items():
+        rows.add_row("training", key, _text(value), "")
+    for each, values in methods.items():
+        for key, about in values.items():
+            rows.add_row(each, key, _text(about["value"]), about["from"])
+    console.print(rows)
+
+
+def values_with_origin(method: str, preset: Preset, dataset: str, registry: Methods) -> dict[str, Any]:
+    """Return each hyper-parameter of a method or variant with its value and the origin of the value."""
+    from flnl_bench import methods
+
+    cls = registry.method_class(method)
+    given = preset.hyperparameters(dataset, cls.name)
+    variant = registry.variant_values(method)
+    values = methods.values_of(registry.make(method, given, {}))
+    return {
+        key: {"value": value, "from": "variant" if key in variant else "preset" if key in given else "method"}
+        for key, value in values.items()
+    }
+
+
+def _text(value: object) -> str:
+    return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import NAMES, plain
+from flnl_bench.config import RUN_NAMES, plain_value
 from flnl_bench.errors import BadInput, require
 from flnl_bench.leaderboards.leaderboard import Leaderboard, make_leaderboard
 from flnl_bench.leaderboards.metrics import check_metric
@@ -142,8 +142,8 @@ def leaderboard(
         raise BadInput(f"there is no finished run {where}")
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
     names = {name: _several(values) for name, values in {**only, "method": methods}.items()}
-    given = () if seeds is None else plain(seeds)
-    several = [plain(seed) for seed in ([given] if isinstance(given, int | float) else given)]
+    given = () if seeds is None else plain_value(seeds)
+    several = [plain_value(seed) for seed in ([given] if isinstance(given, int | float) else given)]
     require(all(type(seed) is int for seed in several), "seeds", repr(several), "whole numbers")
     wanted: dict[str, Sequence[str | int]] = {**names, "seed": several}
     return make_leaderboard(records, metric, only=wanted, against=against, paper=paper, problems=problems)
@@ -160,7 +160,7 @@ def runs_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
 
     rows = [_run_row(record) for record in records]
     scenario = (f"scenario.{name}" for name in _SCENARIO)
-    fixed = [*NAMES, *_SUMMARY, *_CONFIG, *scenario, *_RECORD, "code.method", "run_dir"]
+    fixed = [*RUN_NAMES, *_SUMMARY, *_CONFIG, *scenario, *_RECORD, "code.method", "run_dir"]
     return pd.DataFrame(rows, columns=None if rows else fixed)
 
 
@@ -212,4 +212,4 @@ def rounds_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     for record in records:
         run = {**record.config.names, "run_dir": str(record.folder)}
         rows += [{**run, **flat_round(row)} for row in record.read_rounds()]
-    return pd.DataFrame(rows, columns=None if rows else [*NAMES, "run_dir", "round"])
+    return pd.DataFrame(rows, columns=None if rows else [*RUN_NAMES, "run_dir", "round"])

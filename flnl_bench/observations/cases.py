@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flnl_bench.config import TRAINING, RunConfig, check_seeds, training_changes
+from flnl_bench.config import TRAINING_FIELDS, RunConfig, check_seeds, training_changes
 from flnl_bench.data import dataset_name
 from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.running.presets import load_preset
@@ -63,8 +63,8 @@ def make_cases(preset: str, seeds: Iterable[int], options: Mapping[str, Any], de
     """
     if preset not in GRIDS:
         raise unknown("preset", preset, GRIDS)
-    for name in options.keys() - {"dataset", *VARIED, *TRAINING}:
-        raise unknown("option", name, {"dataset", *VARIED, *TRAINING})
+    for name in options.keys() - {"dataset", *VARIED, *TRAINING_FIELDS}:
+        raise unknown("option", name, {"dataset", *VARIED, *TRAINING_FIELDS})
     given = {name: value for name, value in options.items() if value is not None}
     grids = GRIDS[preset][:1] if given.keys() & {*VARIED} else GRIDS[preset]
     return [
@@ -79,7 +79,7 @@ def _cases(
     preset: str, grid: Mapping[str, Any], given: Mapping[str, Any], seed: int, device: str
 ) -> list[RunConfig]:
     dataset = dataset_name(given.get("dataset", grid["dataset"]))
-    fixed = {name: value for name, value in given.items() if name in TRAINING and name not in VARIED}
+    fixed = {name: value for name, value in given.items() if name in TRAINING_FIELDS and name not in VARIED}
     changes = {**grid["training"], **fixed}
     cases = []
     for values in itertools.product(*(_as_list(name, given.get(name, grid[name])) for name in VARIED)):

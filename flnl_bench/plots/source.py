@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
-from flnl_bench.config import plain
+from flnl_bench.config import plain_value
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import Protocol, chosen, setting_key
 from flnl_bench.leaderboards.pandas_api import Results, records_of
@@ -52,7 +52,7 @@ def runs_of(source: Source, filters: Mapping[str, Any], *, family: bool = False)
         raise BadInput(f"there is no finished run in {_source_name(source)}")
     for name in filters.keys() - {*FILTERS}:
         raise unknown("filter", name, FILTERS)
-    only = {name: [plain(value) for value in _several(filters.get(name))] for name in FILTERS}
+    only = {name: [plain_value(value) for value in _several(filters.get(name))] for name in FILTERS}
     if family and only["method"]:
         names = {record.config.method for record in records}
         variants = sorted(name for name in names if base_of(name) in only["method"])

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, as_set, check_seed, plain, training_changes
+from flnl_bench.config import TRAINING_FIELDS, as_set, check_seed, plain_value, training_changes
 from flnl_bench.errors import BadInput, require, unknown
 
 AnyPath = str | PathLike[str]  # a file or folder
@@ -49,7 +49,7 @@ class RunOptions:
                 hyper-parameters are a mapping called `set`.
             dashes: what the user writes before a name, for messages.
         """
-        values = {name: plain(value) for name, value in given.items() if value is not None}
+        values = {name: plain_value(value) for name, value in given.items() if value is not None}
         for name in values.keys() - OPTION_NAMES:
             raise unknown("option", name, OPTION_NAMES)
         require(isinstance(values.get("method"), str), "method", repr(values.get("method")), "a name")
@@ -60,7 +60,7 @@ class RunOptions:
         if "seed" in values:
             values["seed"] = check_seed(values["seed"])
         changes = {name: as_set(value, f"set {name}") for name, value in values.pop("set", {}).items()}
-        training = training_changes({name: values.pop(name) for name in TRAINING if name in values})
+        training = training_changes({name: values.pop(name) for name in TRAINING_FIELDS if name in values})
         devices = values.pop("devices", ())
         devices = devices.split(",") if isinstance(devices, str) else devices
         trackers = values.pop("tracker", ())
@@ -71,7 +71,7 @@ class RunOptions:
 # The flat names that `RunOptions.of` takes.
 OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "changes", "label"} | {
     "set",
-    *TRAINING,
+    *TRAINING_FIELDS,
 }
 
 

@@ -10,13 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, Training, as_set, training_changes
+from flnl_bench.config import TRAINING_FIELDS, Training, as_set, training_changes
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.input_files import read_toml
 
 PRESETS = ("quick", "paper")
 TABLES = ("description", "base", "default", "datasets")
-COUNTS = ("samples", "test_samples")  # may be "all"
+_COUNTS_OR_ALL = ("samples", "test_samples")  # may be "all"
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Preset:
         if changes.get("model", values.get("model")) != values.get("model"):
             values.pop("pretrained", None)  # weights of the preset's own network
         values |= changes
-        for name in COUNTS:
+        for name in _COUNTS_OR_ALL:
             if values.get(name) == "all":
                 values[name] = None
         try:
             return Training(**values)
         except TypeError:  # values are missing
             hint = 'give them, or name a preset that has them: base = "quick"'
-            lost = [name for name in TRAINING[:9] if name not in values]
+            lost = [name for name in TRAINING_FIELDS[:9] if name not in values]
             raise BadInput(f"preset {self.name!r} does not say {', '.join(lost)}; {hint}") from None
 
     def hyperparameters(self, dataset: str, method: str) -> dict[str, Any]:
@@ -121,9 +121,11 @@ def _parse(name: str, where: str, table: dict[str, Any]) -> Preset:
     for section, values in sections.items():
         if not isinstance(values, dict) or not _is_table_of_tables(values.get("methods", {})):
             raise BadInput(f"{where}: {section} must be a table of values, and methods in it one of tables")
-        for key in values.keys() - {*TRAINING, "methods"}:
-            raise unknown("key", key, TRAINING, where)
-        plain = {k: v for k, v in values.items() if k != "methods" and not (k in COUNTS and v == "all")}
+        for key in values.keys() - {*TRAINING_FIELDS, "methods"}:
+            raise unknown("key", key, TRAINING_FIELDS, where)
+        plain = {
+            k: v for k, v in values.items() if k != "methods" and not (k in _COUNTS_OR_ALL and v == "all")
+        }
         values |= training_changes(plain, f"{where}: {section}.")
     base = load_preset(table["base"]) if table.get("base") in PRESETS else None
     if "base" in table and base is None:

@@ -46,7 +46,7 @@ def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | No
     return _latest[key]
 
 
-def configure(
+def make_config(
     options: RunOptions,
     registry: Methods | None = None,
     given: Scenario | None = None,
@@ -124,7 +124,7 @@ def prepare(
     for name in options.tracker:
         find_tracker(name)
     given = load_scenario(options.scenario) if options.scenario else None
-    config, method = configure(options, registry, given)
+    config, method = make_config(options, registry, given)
     check_precision(config.device, config.training.precision)
     dataset = cached_dataset(config.dataset, options.data_dir, progress)
     dataset = stage(dataset, config.setting, options.data_dir, progress)

@@ -25,9 +25,9 @@ from flnl_bench.results.provenance import changed_code, provenance
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.running.options import RunOptions
-from flnl_bench.running.saved import FILES, Keeper
-from flnl_bench.running.tracking import Tracking, Warn, warn
+from flnl_bench.running.saved import WEIGHT_FILES, Keeper
 from flnl_bench.scenario import Scenario
+from flnl_bench.trackers import Tracking, Warn, warn_in_python
 
 ADVICE = "start the run again with --fresh, or choose another folder with --out"
 
@@ -49,7 +49,7 @@ class Runner:
     scenario: Scenario
     devices: Devices
     changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
-    warn: Warn = warn  # takes the warnings of the run
+    warn: Warn = warn_in_python  # takes the warnings of the run
 
     @property
     def folder(self) -> RunFolder:
@@ -98,7 +98,7 @@ class Runner:
         notes, path, record = [], self.folder.path, self.there()
         if record and (names := ", ".join(changed_code(record, type(self.method)))):
             notes.append(f"the code of {names} has changed since {path} was started; --fresh starts again")
-        if self.options.save_model and record and record.done and not (path / FILES["final"]).exists():
+        if self.options.save_model and record and record.done and not (path / WEIGHT_FILES["final"]).exists():
             notes.append(f"{path} was made without --save-model; --fresh runs it again")
         return notes
 
@@ -199,7 +199,7 @@ class Runner:
     def _keeper(self, rounds: list[dict[str, Any]]) -> Keeper | None:
         """The keeper of the weights, if that was asked for, now or when the run was started."""
         path = self.folder.path
-        if not self.options.save_model and not (path / FILES["best"]).exists():
+        if not self.options.save_model and not (path / WEIGHT_FILES["best"]).exists():
             return None
         return Keeper(path, self.config, self.dataset, rounds, self.warn)
 
@@ -231,7 +231,7 @@ class Runner:
         row = {**report, "clients": list(report["clients"])}
         if self.scenario.truth_known:
             row["diagnostics"] = {
-                **probe.look(engine.predict_train(probe.rows)),
+                **probe.measure(engine.predict_train(probe.rows)),
                 **judge(self._beliefs(engine), self.scenario, row["clients"]),
             }
         return finite(row)

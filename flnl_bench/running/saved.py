@@ -30,10 +30,10 @@ from flnl_bench.random_streams import seed_of
 from flnl_bench.results.run_record import parse_config
 
 if TYPE_CHECKING:
-    from flnl_bench.running.tracking import Warn
+    from flnl_bench.trackers import Warn
 
-FILES = {"final": "final.safetensors", "best": "best.safetensors"}
-KEY = "flnl_bench"  # of what the files say about themselves
+WEIGHT_FILES = {"final": "final.safetensors", "best": "best.safetensors"}
+_ABOUT_KEY = "flnl_bench"  # of what the files say about themselves
 
 
 class Keeper:
@@ -66,7 +66,7 @@ class Keeper:
     def _kept(self, finished: int) -> float | None:
         """The accuracy of the best weights in the file; those of a round that a stop undid do not count."""
         with contextlib.suppress(BadInput):
-            about = _about(self.folder / FILES["best"])
+            about = _about(self.folder / WEIGHT_FILES["best"])
             return about["accuracy"] if about["round"] < finished else None
         return None
 
@@ -84,7 +84,9 @@ class Keeper:
     def _write(self, which: str, weights: Weights, row: Mapping[str, Any]) -> None:
         about = {**self.about, "round": row["round"], "accuracy": row["accuracy"]}
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        replace_file(self.folder / FILES[which], save(tensors, metadata={KEY: json.dumps(about)}))
+        replace_file(
+            self.folder / WEIGHT_FILES[which], save(tensors, metadata={_ABOUT_KEY: json.dumps(about)})
+        )
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -138,9 +140,9 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
         run: the folder of the run.
         which: "best", the weights of the round with the highest test accuracy, or "final".
     """
-    if which not in FILES:
-        raise unknown("weights", which, FILES)
-    path = Path(run).expanduser() / FILES[which]
+    if which not in WEIGHT_FILES:
+        raise unknown("weights", which, WEIGHT_FILES)
+    path = Path(run).expanduser() / WEIGHT_FILES[which]
     about = _about(path)
     config, augmentation = parse_config(about["config"]), Augmentation(**about["augmentation"])
     method = default_methods().method_class(config.method)(**config.hyperparameters)
@@ -162,7 +164,7 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
 def _about(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()[KEY])
+            return json.loads(file.metadata()[_ABOUT_KEY])
     except FileNotFoundError:
         there = path.parent.is_dir()
         why = ": was the run made with --save-model (save_model=True)?" if there else ", nor is its folder"

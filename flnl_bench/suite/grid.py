@@ -15,7 +15,7 @@ from flnl_bench.errors import BadInput
 from flnl_bench.methods import Methods, default_methods
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.running.options import RunOptions
-from flnl_bench.running.resolve import changed_values, configure
+from flnl_bench.running.resolve import changed_values, make_config
 from flnl_bench.suite.suite_file import Suite, Variation
 
 MOST_RUNS = 100_000  # of a suite
@@ -91,7 +91,7 @@ def make_grid(
                 tracker=tracker,
                 save_model=save_model,
             )
-            config, _ = configure(options, device=device)
+            config, _ = make_config(options, device=device)
             planned = PlannedRun(options, config)
             grid.setdefault(planned.folder.path, planned)
     return list(grid.values())

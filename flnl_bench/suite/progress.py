@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from flnl_bench.errors import BadInput
 from flnl_bench.methods import default_methods
 from flnl_bench.results.lock import owner, remote_claim
-from flnl_bench.results.run_record import RoundRow, RunRecord
+from flnl_bench.results.run_record import RoundRow, RunRecord, read_last_round
 from flnl_bench.suite.grid import PlannedRun, total_fedavg_samples
 from flnl_bench.suite.suite_file import Suite
 
@@ -45,7 +45,7 @@ def progress_of(planned: PlannedRun) -> Progress:
         record = folder.read()
     except BadInput as problem:  # torn or foreign: another run must not overwrite it unasked
         return Progress("failed", error=str(problem))
-    last_round = folder.last_round()
+    last_round = read_last_round(folder.path)
     if record and record.done:
         return Progress("done", record, last_round)
     if record and record.status == "failed":

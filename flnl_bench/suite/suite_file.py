@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, as_set, check_seeds, training_changes
+from flnl_bench.config import TRAINING_FIELDS, as_set, check_seeds, training_changes
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.input_files import read_toml
 
@@ -101,7 +101,7 @@ def _axis(values: Any, key: str) -> tuple[Any, ...]:
 
 def _training(values: dict[str, Any]) -> dict[str, Any]:
     """Check the changes of the protocol."""
-    _check_keys(values, TRAINING, "key", "[training]")
+    _check_keys(values, TRAINING_FIELDS, "key", "[training]")
     return training_changes(values, "training.")
 
 
