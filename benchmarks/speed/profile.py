@@ -31,7 +31,7 @@ from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.methods import values_of
-from flnl_bench.models.network import Network
+from flnl_bench.models.networks import Network
 from flnl_bench.running import runner
 from flnl_bench.running.options import RunOptions
 from flnl_bench.testing.worlds import SEED, make_world, random_images

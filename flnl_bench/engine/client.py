@@ -37,7 +37,7 @@ from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, seeded, 
 from flnl_bench.engine.hook_checks import as_losses, as_message, as_part, as_portions, as_state, check_plain
 from flnl_bench.engine.ledger import Cost, take_work
 from flnl_bench.engine.sgd import SGD
-from flnl_bench.models.network import Network
+from flnl_bench.models.networks import Network
 from flnl_bench.random_streams import seed_of, stream
 
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flnl_bench.data.catalogue import dataset_name
+from flnl_bench.data import dataset_name
 from flnl_bench.data.dataset import Dataset, Pool
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.scenario.setting import Load, NoiseKind, NoisyClient, Option, Setting, number, rounded_down

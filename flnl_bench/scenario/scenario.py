@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.data.catalogue import load_dataset
+from flnl_bench.data import load_dataset
 from flnl_bench.data.dataset import Dataset, LoadProgress
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
