@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.errors import MethodFailed as MethodFailed
     from flnl_bench.errors import MissingData as MissingData
     from flnl_bench.errors import require as require
-    from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
+    from flnl_bench.leaderboards.pandas_api import Leaderboard as Leaderboard
     from flnl_bench.leaderboards.pandas_api import Results as Results
     from flnl_bench.leaderboards.pandas_api import leaderboard as leaderboard
     from flnl_bench.leaderboards.pandas_api import load_results as load_results
@@ -86,8 +86,7 @@ _NAMES = {
     "flnl_bench.data": ("Augmentation", "Dataset", "DatasetKind"),
     "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "require"),
     "flnl_bench.ranges": ("NotNegative", "Positive", "Range", "Share", "bounded"),
-    "flnl_bench.leaderboards.pandas_api": ("Results", "leaderboard", "load_results"),
-    "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
+    "flnl_bench.leaderboards.pandas_api": ("Leaderboard", "Results", "leaderboard", "load_results"),
     "flnl_bench.models": ("ModelKind",),
     "flnl_bench.plugin_files": ("API_VERSION",),
     "flnl_bench.methods": ("load_plugin",),

@@ -23,7 +23,7 @@ from flnl_bench.cli.outcome import (
 )
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.leaderboards.metrics import class_recall
 from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from flnl_bench.errors import BadInput, unknown
 from flnl_bench.escaping import html, latex, markdown
 
 if TYPE_CHECKING:
-    from flnl_bench.leaderboards.leaderboard import Leaderboard
+    from flnl_bench.leaderboards.pandas_api import Leaderboard
     from flnl_bench.leaderboards.render import TextCell, TextRow, TextTable
 
 

@@ -6,25 +6,15 @@ import csv
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 from flnl_bench.config import written
-from flnl_bench.leaderboards.rows import Cell, Row
-from flnl_bench.leaderboards.table import Table
+from flnl_bench.leaderboards.table import Cell, Row, Table, rank_column
 
 SOURCE = "FedGR paper (ICML 2026)"
 SEEDS = 3
 ABLATED = ("cifar10", "last10")  # data set and metric of all ablation tables
-VARIANTS = {
-    "w/o. FS": "fedgr/no-sieve",
-    "w/o. LR": "fedgr/no-refine",
-    "w/o. R_k": "fedgr/no-repreg",
-    "w/o. B_k": "fedgr/no-ema",
-    "w/o. weak aug": "fedgr/no-weak",
-    "w/o. strong aug": "fedgr/no-strong",
-    "Online EMA distill": "fedgr/online-ema",
-    "Randomly sample clients w/. replacement in warmup": "fedgr/replacement",
-}
 
 
 @functools.lru_cache(maxsize=1)
@@ -48,7 +38,7 @@ def _ablations() -> list[tuple[str, dict[str, float], str, str, Cell]]:
     text = (files(__package__) / "paper_numbers" / "ablations.csv").read_text(encoding="utf-8")
     ablations = []
     for line in csv.DictReader(text.splitlines()):
-        method, values = VARIANTS.get(line["variant"], "fedgr"), {}
+        method, values = line["method"], {}
         if "=" in line["variant"]:
             pairs = (pair.split("=") for pair in line["variant"].lower().split())
             values = {name: float(value) for name, value in pairs}
@@ -120,3 +110,68 @@ def both_protocols(table: Table) -> tuple[str, bool]:
     if protocol.is_paper:
         return f"ours: {ours}; {SOURCE}: paper protocol", True
     return f"{ours} vs paper protocol: not comparable", False
+
+
+# -- the order of the methods -----------------------------------------------------------------------
+SUBSTITUTE = "cifar10"  # whose order is taken for data sets that the paper does not have
+LEAST_METHODS = 3  # the order of two methods agrees by chance every second time
+OVERALL = "overall"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two orders of the same methods agree: 1 the same, −1 reversed."""
+
+    spearman: float
+    kendall: float
+    methods: int | None = None  # None: a mean over cells
+
+
+def agreements(table: Table) -> dict[str, Agreement]:
+    """Return the agreement per setting, over the unchanged methods that both have, and the mean of all."""
+    cells = {}
+    for setting in table.settings:
+        ours, theirs = _pairs(table, setting)
+        if len(ours) >= LEAST_METHODS and len(set(ours)) > 1 and len(set(theirs)) > 1:
+            cells[setting] = Agreement(spearman(ours, theirs), kendall(ours, theirs), len(ours))
+    return {**cells, OVERALL: overall(list(cells.values()))} if cells else {}
+
+
+def overall(cells: Sequence[Agreement]) -> Agreement:
+    """Return the mean over cells."""
+    return Agreement(
+        statistics.fmean(cell.spearman for cell in cells), statistics.fmean(cell.kendall for cell in cells)
+    )
+
+
+def compared_dataset(table: Table) -> str:
+    """Return the data set of the paper whose order is taken."""
+    own = {dataset for dataset, *_ in paper_numbers()}
+    dataset = table.protocol.config.dataset
+    return dataset if dataset in own else SUBSTITUTE
+
+
+def _pairs(table: Table, setting: str) -> tuple[list[float], list[float]]:
+    """Return our numbers and the paper's for a setting, of the unchanged methods that have both."""
+    place = (compared_dataset(table), table.protocol.config.partition, setting)
+    ours, theirs = [], []
+    for row in table.rows:
+        cell = paper_numbers().get((*place, row.method, table.metric))
+        if cell is not None and setting in row.cells and not row.changed:
+            ours.append(row.cells[setting].mean)
+            theirs.append(cell.mean)
+    return ours, theirs
+
+
+def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return ρ, Pearson's correlation of the ranks; ties share the mean of their places."""
+    return statistics.correlation(rank_column(ours), rank_column(theirs))
+
+
+def kendall(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return τ_b: pairs in the same order minus pairs in the other, corrected for ties."""
+    ranks = rank_column(ours), rank_column(theirs)
+    pairs = [(i, j) for i in range(len(ours)) for j in range(i)]
+    left, right = ([(x[i] > x[j]) - (x[i] < x[j]) for i, j in pairs] for x in ranks)
+    alike = sum(a * b for a, b in zip(left, right, strict=True))
+    return alike / float((sum(map(abs, left)) * sum(map(abs, right))) ** 0.5)

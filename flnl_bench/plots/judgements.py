@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.rows import Row
+from flnl_bench.leaderboards.table import Row
 from flnl_bench.plots.source import Filters, Numbers, Panel, beliefs_of, panels_of, runs_of, titles_of
 from flnl_bench.plots.style import (
     CLEAN,

@@ -15,8 +15,7 @@ from flnl_bench.config import plain_value
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import Protocol, chosen, setting_key
 from flnl_bench.leaderboards.pandas_api import Results, records_of
-from flnl_bench.leaderboards.rows import Row
-from flnl_bench.leaderboards.table import make_tables
+from flnl_bench.leaderboards.table import Row, make_tables
 from flnl_bench.results.beliefs import read_beliefs
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import BELIEFS_FILE, ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord

@@ -9,13 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.leaderboards.agreement import OVERALL, agreements, compared_dataset
-from flnl_bench.leaderboards.cost import COST_COLUMNS, run_cost
-from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
+from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, run_cost
 from flnl_bench.leaderboards.pandas_api import Results
-from flnl_bench.leaderboards.paper import both_protocols, paper_cells
-from flnl_bench.leaderboards.rows import Cell, Row
-from flnl_bench.leaderboards.table import Table, apart_warnings, make_tables
+from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
+from flnl_bench.leaderboards.table import Cell, Row, Table, apart_warnings, make_tables
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 from flnl_bench.results.statistics import mean_std
 

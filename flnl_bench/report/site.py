@@ -17,11 +17,9 @@ from flnl_bench.atomic_files import json_text
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.escaping import lines
-from flnl_bench.leaderboards.classes import class_recall
 from flnl_bench.leaderboards.formats import FORMATS
-from flnl_bench.leaderboards.leaderboard import make_leaderboard
-from flnl_bench.leaderboards.metrics import COST
-from flnl_bench.leaderboards.pandas_api import load_results
+from flnl_bench.leaderboards.metrics import COST, class_recall
+from flnl_bench.leaderboards.pandas_api import load_results, make_leaderboard
 from flnl_bench.leaderboards.render import cost_table
 from flnl_bench.report.gather import CURVES, Report
 from flnl_bench.results.run_record import BELIEFS_FILE, METRICS
