@@ -190,7 +190,7 @@ def load_download(name: str, root: Path, progress: LoadProgress | None = None) -
         mean=facts.mean,
         std=facts.std,
         augmentation=facts.augmentation,
-        **({} if facts.asymmetric is None else {"asymmetric": facts.asymmetric}),
+        asymmetric=np.empty(0, np.int64) if facts.asymmetric is None else facts.asymmetric,
         superclass=facts.superclass,
     )
 
