@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import flnl_bench as fb
 from flnl_bench.data import load_dataset
-from flnl_bench.running.saved import FILES, Keeper
+from flnl_bench.running.saved import WEIGHT_FILES, Keeper
 from flnl_bench.testing import toy_dataset
 
 
@@ -111,7 +111,7 @@ def test_the_best_weights_survive_a_stop_also_if_the_option_is_forgotten(tmp_pat
     command = tiny(tmp_path / "b", "--json")
     interrupted(stop, *command, "--save-model", monkeypatch=monkeypatch)
     resumed = Path(flnl(*command).json["run_dir"])
-    for name in FILES.values():
+    for name in WEIGHT_FILES.values():
         one, other = load_file(unbroken / name), load_file(resumed / name)
         assert all(torch.equal(one[key], other[key]) for key in one)
 
@@ -126,7 +126,7 @@ def keeper(folder, rounds=(), warn=pytest.fail):
 
 
 def value(folder, which="best"):
-    return load_file(folder / FILES[which])["w"].item()
+    return load_file(folder / WEIGHT_FILES[which])["w"].item()
 
 
 def test_only_better_rounds_replace_the_best_and_the_first_of_equals_stays(tmp_path):

@@ -1,4 +1,4 @@
-"""Two runs next to each other: in what they differ, by how much, and over the seeds that both have."""
+"""Compare two runs: their configurations, their results, and the seeds that both have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import METRICS, RunRecord
 from flnl_bench.results.statistics import mean_std
 
-NUMBERS = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")
+COMPARED = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")
 
 
 def with_other_seeds(record: RunRecord) -> dict[int, RunRecord]:
@@ -33,10 +33,10 @@ def _but_seed(config: RunConfig) -> dict[str, Any]:
 
 
 def differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return both values of whatever differs: names, protocol, hyper-parameters, scenario, code."""
+    """Return both values of each difference: names, protocol, hyper-parameters, scenario, code."""
     names = differing(_facts(a), _facts(b))
     if a.config.method != b.config.method:
-        names.pop("code", None)  # of course
+        names.pop("code", None)  # different methods always have different code
     return names
 
 
@@ -52,7 +52,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
 def results(a: RunRecord, b: RunRecord) -> dict[str, dict[str, Any]]:
     """Return each number of both runs, and the second minus the first."""
     one, other = dataclasses.asdict(a.result()), dataclasses.asdict(b.result())
-    return {name: _pair(one[name], other[name]) for name in NUMBERS}
+    return {name: _pair(one[name], other[name]) for name in COMPARED}
 
 
 def _pair(a: float | None, b: float | None) -> dict[str, Any]:
