@@ -94,9 +94,7 @@ def _checked(preset: Preset, where: str) -> Preset:
         for name, given in values.get("methods", {}).items():
             if name not in methods:
                 message = unknown("method", name, methods, where)
-                raise BadInput(
-                    f"{message}; the plugin of another has to be installed, or given with --plugin"
-                )
+                raise BadInput(f"{message}; install the plugin of another method, or name it with --plugin")
             place = f"{where}: {section}.methods.{name}."
             texts = {key: as_set(value, place + key) for key, value in given.items()}
             given |= registry.parse(name, texts, place)

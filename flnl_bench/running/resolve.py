@@ -163,7 +163,7 @@ def generate(
     samples: int | None,
     asked: int | None = None,
 ) -> Scenario:
-    """Draw the scenario of a protocol; the size of a subset may exceed the data in a preset, not as an option."""
+    """Draw the scenario of a protocol; a subset of a preset may exceed the data, one of an option may not."""
     most = len(dataset.train_y)
     require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
     if samples is not None and samples >= most:

@@ -64,7 +64,7 @@ class Keeper:
             warn("the weights of the best round so far were not kept; best.safetensors is of a later one")
 
     def _kept(self, finished: int) -> float | None:
-        """The accuracy of the best weights in the file; None if they are of a round that will be run again."""
+        """The accuracy of the best weights in the file; None if their round will be run again."""
         with contextlib.suppress(BadInput):
             about = _about(self.folder / WEIGHT_FILES["best"])
             return about["accuracy"] if about["round"] < finished else None
