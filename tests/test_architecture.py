@@ -16,7 +16,8 @@ PACKS = ("flnl_methods", "flnl_more")
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
     {"errors", "random_streams", "processes", "escaping", "engine.ledger"},
-    {"atomic_files", "input_files", "plugin_files"},
+    {"input_files"},
+    {"atomic_files", "plugin_files"},
     {"registry", "config"},
     {"data", "trackers"},
     {"scenario", "models"},
