@@ -1,4 +1,4 @@
-"""`flnl-bench compare`: two runs side by side."""
+"""`flnl-bench compare`: two runs next to each other."""
 
 from __future__ import annotations
 

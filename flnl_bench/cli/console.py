@@ -23,7 +23,7 @@ FACT = 9  # width of the names of facts, so that lists below each other line up
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM in the middle of the work; says how to go on."""
+    """Ctrl-C or SIGTERM during the work; the message says how to resume."""
 
 
 class SafeConsole(Console):
@@ -35,7 +35,7 @@ class SafeConsole(Console):
 
 
 def stdout() -> Console:
-    """The console for results; what users named is printed as it is, but for control characters."""
+    """The console for results; names are printed unchanged, except for control characters."""
     return SafeConsole(highlight=False, markup=False, emoji=False)
 
 
@@ -63,7 +63,7 @@ def tell_problems() -> None:
 
 
 def waiting(what: str) -> contextlib.AbstractContextManager[object]:
-    """A spinner while libraries and data are loaded, if somebody is watching."""
+    """A spinner while libraries and data are loaded, on a terminal only."""
     console = stderr()
     return console.status(what) if console.is_terminal else contextlib.nullcontext()
 
@@ -101,7 +101,7 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
 
 
 def facts() -> Table:
-    """A list of facts: a name, then what is to be said about it."""
+    """A list of facts: a name and a text."""
     made = Table.grid(padding=(0, 2, 0, 0))
     made.add_column(style="dim", no_wrap=True, min_width=FACT)
     made.add_column(overflow="fold")
@@ -198,7 +198,7 @@ def _bar(console: Console, label: str, rounds: int) -> Iterator[Show]:
 
 @contextmanager
 def _lines(label: str, rounds: int) -> Iterator[Show]:
-    """About ten lines a run."""
+    """Print about ten lines per run."""
     pace, every = Pace(rounds), math.ceil(rounds / 10)
 
     def show(row: Mapping[str, Any], quiet: bool) -> None:

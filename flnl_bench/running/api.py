@@ -1,4 +1,4 @@
-"""Runs and scenarios from Python; `flnl-bench run` and `flnl-bench scenario` call what is here."""
+"""Runs and scenarios from Python; `flnl-bench run` and `flnl-bench scenario` call these functions."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def run(
         setting: the label noise, as in "sym-1.0"; required unless `scenario` is given.
         set: changed hyper-parameters of the method.
         dataset: the name of a data set, "digits" if none is given, or "npz:PATH" or "folder:PATH".
-        partition: who holds which images, "iid" if none is given.
+        partition: the clients of the images, "iid" if none is given.
         clients: the number of clients.
-        samples: train on a random subset of so many images.
+        samples: train on a random subset of this size.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
         preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
@@ -124,7 +124,7 @@ def run_seeds(
     progress: RoundCallback | None = None,
     **options: Any,
 ) -> list[RunRecord]:
-    """The same run for several seeds; all of them are checked before the first one starts.
+    """Run the same options with several seeds; all are checked before the first one starts.
 
     Args:
         method: the name of a method or variant.
@@ -158,7 +158,7 @@ def make_scenario(
     data_dir: AnyPath | None = None,
     loading: LoadProgress | None = None,
 ) -> Scenario:
-    """The federation that a run of the same options trains on; the arguments are those of `run`."""
+    """Draw the federation that a run of the same options trains on; the arguments are those of `run`."""
     for what, given in {"dataset": dataset, "partition": partition, "setting": setting}.items():
         require(isinstance(given, str), what, repr(given), "a name")
     name, split, noise = dataset_name(dataset), parse_partition(partition), parse_setting(setting)
@@ -194,7 +194,7 @@ def prepare_seeds(
 
 
 def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunRecord:
-    """Run what is left of a run; an error of its method is raised with file and line."""
+    """Run the remaining rounds; an error of the method is raised with file and line."""
     errors_of_callback = []
 
     def report(row: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ SCENARIO_OPTIONS = ("setting", "dataset", "partition", "clients", "samples")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One run as it was asked for; the preset says the rest."""
+    """One run as the user asked for it; the preset has the other values."""
 
     method: str
     setting: str = "sym-1.0"
@@ -76,10 +76,10 @@ OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "change
 
 
 def check_source(given: Mapping[str, object], dashes: str = "") -> None:
-    """Refuse a scenario from a file and options at once, and a missing setting, which is never guessed."""
-    own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
-    if given.get("scenario") is not None and own:
-        raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")
+    """Refuse options of the scenario next to a scenario file, and a missing setting, which has no default."""
+    given_options = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
+    if given.get("scenario") is not None and given_options:
+        raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(given_options)}")
     if given.get("scenario") is None and given.get("setting") is None:
         option = f"{dashes}setting"
         raise BadInput(
@@ -88,7 +88,7 @@ def check_source(given: Mapping[str, object], dashes: str = "") -> None:
 
 
 def check_kinds(given: Mapping[str, Any]) -> None:
-    """Refuse options that are no names, paths, numbers or tables where they must be."""
+    """Refuse options of a wrong type."""
     for name in given.keys() & {*NAME_OPTIONS}:
         require(isinstance(given[name], str), name, repr(given[name]), "a name")
     for name in given.keys() & {*PATH_OPTIONS}:
@@ -106,7 +106,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
 
 
 def as_path(path: AnyPath | None, name: str = "data_dir") -> Path | None:
-    """Return a path with ~ expanded; refuse what is none."""
+    """Return a path with ~ expanded; refuse other values."""
     is_path = path is None or isinstance(path, str | PathLike)
     require(is_path, name, repr(path), "the path of a file or folder")
     return None if path is None else Path(path).expanduser()

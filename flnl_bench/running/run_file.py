@@ -15,7 +15,7 @@ _OPTIONS = OPTION_NAMES | {"seed", "seeds", "training", "plugin"}
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """The options of a run file, flat; every complaint names it."""
+    """Read the options of a run file, flat; every error names it."""
     try:
         table = read_toml(path)
     except FileNotFoundError:

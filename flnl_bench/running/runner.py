@@ -40,7 +40,7 @@ class FilesLost(BadInput):
 
 @dataclasses.dataclass
 class Runner:
-    """Carries out one run whose data and method are loaded; `run` does whatever is left of it."""
+    """Carries out one run whose data and method are loaded; `run` runs the remaining rounds."""
 
     options: RunOptions
     config: RunConfig
@@ -61,8 +61,8 @@ class Runner:
         """The checkpoint from which it resumes."""
         return Checkpoint(self.folder.checkpoint)
 
-    def there(self) -> RunRecord | None:
-        """Return the record in the folder, if there is one; it must be of this run and no other."""
+    def existing(self) -> RunRecord | None:
+        """Return the record in the folder, or None; a record of another run is an error."""
         folder, record = self.folder, self.folder.read()
         if record is None:
             if self.checkpoint.exists:
@@ -82,7 +82,7 @@ class Runner:
 
     def finished(self) -> RunRecord | None:
         """Return the record if the run is done already."""
-        record = self.there()
+        record = self.existing()
         if record is None or not record.done:
             return None
         try:
@@ -94,8 +94,8 @@ class Runner:
         return record
 
     def notes(self) -> list[str]:
-        """Return what a user must know about the record in the folder: other code, or no saved model."""
-        notes, path, record = [], self.folder.path, self.there()
+        """Return warnings about the record in the folder: other code, or no saved model."""
+        notes, path, record = [], self.folder.path, self.existing()
         if record and (names := ", ".join(changed_code(record, type(self.method)))):
             notes.append(f"the code of {names} has changed since {path} was started; --fresh starts again")
         if self.options.save_model and record and record.done and not (path / WEIGHT_FILES["final"]).exists():
@@ -113,14 +113,14 @@ class Runner:
             engine = Engine(
                 self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
             )
-            with contextlib.closing(engine):  # built first: an impossible run leaves nothing behind
+            with contextlib.closing(engine):  # built first, so that a run that cannot start writes nothing
                 folder.create()
                 with claimed(folder.path) as claim:
                     folder.sweep_parts()
                     if fresh:
                         folder.clear()
                     return self.finished() or self._resume(engine, folder, claim, progress)
-        except SystemExit as stop:  # of a hook: it must not pass for the end of the program
+        except SystemExit as stop:  # of a hook: it must not end the program
             raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
         except Exception:
             if interrupted():
@@ -175,7 +175,7 @@ class Runner:
         except Busy:
             raise  # the files belong to another process now
         except (KeyboardInterrupt, SystemExit, Exception) as error:
-            # A callback that fails, and files that disappear, are no fault of the method.
+            # Failing callbacks and removed files are not errors of the method.
             stopped = in_callback or interrupted() or isinstance(error, KeyboardInterrupt | FilesLost)
             record = dataclasses.replace(
                 record,
@@ -197,7 +197,7 @@ class Runner:
         return record
 
     def _keeper(self, rounds: list[dict[str, Any]]) -> Keeper | None:
-        """The keeper of the weights, if that was asked for, now or when the run was started."""
+        """Make the keeper of the weights if the user asked for it, now or when the run was started."""
         path = self.folder.path
         if not self.options.save_model and not (path / WEIGHT_FILES["best"]).exists():
             return None

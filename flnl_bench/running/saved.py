@@ -47,7 +47,7 @@ class Keeper:
         rounds: Sequence[Mapping[str, Any]],
         warn: Warn,
     ) -> None:
-        """Go on after `rounds`: the best of them is in its file, unless nobody kept it."""
+        """Continue after `rounds`; the weights of the best of them are in their file, if they were kept."""
         self.folder = folder
         self.about = {
             "config": config.as_dict(),
@@ -64,7 +64,7 @@ class Keeper:
             warn("the weights of the best round so far were not kept; best.safetensors is of a later one")
 
     def _kept(self, finished: int) -> float | None:
-        """The accuracy of the best weights in the file; those of a round that a stop undid do not count."""
+        """The accuracy of the best weights in the file; None if their round will be run again."""
         with contextlib.suppress(BadInput):
             about = _about(self.folder / WEIGHT_FILES["best"])
             return about["accuracy"] if about["round"] < finished else None
@@ -106,7 +106,7 @@ class SavedModel:
 
     @torch.inference_mode()
     def logits(self, images: np.ndarray) -> Tensor:
-        """What the model says to uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
+        """Compute the logits of uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
         self._check(images)
         outputs = []
         for batch in np.split(images, range(EVALUATION_BATCH, len(images), EVALUATION_BATCH)):
@@ -116,11 +116,11 @@ class SavedModel:
         return torch.cat(outputs)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """The classes, as numbers, of uint8 images [N, C, H, W]."""
+        """Predict the classes, as numbers, of uint8 images [N, C, H, W]."""
         return self.logits(images).argmax(1).numpy()
 
     def _check(self, images: object) -> None:
-        """Refuse what the data set could not hold: floats from 0 to 1, say, would be taken for black."""
+        """Refuse images that the data set cannot have: floats from 0 to 1, for example, would be black."""
         fits, found = False, type(images).__name__
         if isinstance(images, np.ndarray):
             found = f"{images.dtype} {[*images.shape]}"
@@ -134,7 +134,7 @@ class SavedModel:
 
 
 def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
-    """The global model that `--save-model` kept of a run.
+    """Load the global model that `--save-model` kept of a run.
 
     Args:
         run: the folder of the run.
@@ -174,13 +174,13 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _network(config: RunConfig, method: Method, channels: int, classes: int, weights: Weights) -> nn.Module:
-    """The method's model with these weights; its parts that stay on clients have none."""
+    """Build the method's model with these weights; its parts that stay on clients have none."""
 
     def new_net() -> nn.Module:
         training = config.training
         return make_network(training.model, channels=channels, classes=classes, norm=training.norm)
 
-    with seeded(seed_of(config.seed, "initial weights"), CPU):  # for what is built and not saved
+    with seeded(seed_of(config.seed, "initial weights"), CPU):  # for the parts that are built and not saved
         network = method.build(new_net).requires_grad_(False).eval()
     odd = set(weights) - set(network_weights(network))
     if odd:
