@@ -52,7 +52,7 @@ class Preset:
         except TypeError:  # values are missing
             hint = 'give them, or name a preset that has them: base = "quick"'
             lost = [name for name in TRAINING_FIELDS[:9] if name not in values]
-            raise BadInput(f"preset {self.name!r} does not say {', '.join(lost)}; {hint}") from None
+            raise BadInput(f"preset {self.name!r} lacks {', '.join(lost)}; {hint}") from None
 
     def hyperparameters(self, dataset: str, method: str) -> dict[str, Any]:
         """Return the values that this preset gives to a method (not to a variant) on a data set."""
