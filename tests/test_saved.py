@@ -227,7 +227,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         ("bad.toml", "[default]\nroundz = 1", "unknown key 'roundz'"),
         ("bad.toml", "base = 'quik'", "unknown preset 'quik'"),
         ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
-        ("bad.toml", "[default]\nrounds = 3", "preset 'bad' does not say model, clients"),
+        ("bad.toml", "[default]\nrounds = 3", "preset 'bad' lacks model, clients"),
         (
             "bad.toml",
             "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }",
@@ -251,7 +251,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         (
             "bad.toml",
             "base = 'quick'\n[datasets.digits]\nmethods.of-a-plugin = { mu = 3 }",
-            "the plugin of another has to be installed, or given with --plugin",
+            "install the plugin of the method, or name its file with --plugin",
         ),
         ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = 3", "methods in it one of tables"),
         (

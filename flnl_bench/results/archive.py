@@ -135,9 +135,7 @@ def import_runs(file: Path, out: Path) -> Imported:
         check_unpacked(archive, os.fstat(packed.fileno()).st_size)
         names = frozenset(archive.namelist())
         _check_archive(archive, names)
-        records = [
-            _checked_record(archive, names, name) for name in sorted(names) if name.endswith(f"/{RUN_FILE}")
-        ]
+        records = [_checked_record(archive, names, name) for name in sorted(names) if name.endswith(RUN_FILE)]
         if len({record.config.place for record in records}) < len(records):
             raise ValueError("it has a run twice")
         for record in records:

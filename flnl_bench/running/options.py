@@ -1,4 +1,4 @@
-"""What a user asks for: one dataclass for the command line, run files, suite entries and Python."""
+"""The options of a run: one dataclass for the command line, run files, suite entries and Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCENARIO_OPTIONS = ("setting", "dataset", "partition", "clients", "samples")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One run as it was asked for; the preset says the rest."""
+    """The options of one run; other values come from the preset."""
 
     method: str
     setting: str = "sym-1.0"
@@ -45,9 +45,8 @@ class RunOptions:
         """Check flat options, as a user gives them; None counts as not given.
 
         Args:
-            given: options by name; values of the protocol (rounds, lr, …) stand next to the others, and
-                hyper-parameters are a mapping called `set`.
-            dashes: what the user writes before a name, for messages.
+            given: options by name, also values of the protocol (rounds, lr, …); `set` maps hyper-parameters.
+            dashes: "--" for messages to users of the command line.
         """
         values = {name: plain_value(value) for name, value in given.items() if value is not None}
         for name in values.keys() - OPTION_NAMES:
@@ -76,7 +75,7 @@ OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "change
 
 
 def check_source(given: Mapping[str, object], dashes: str = "") -> None:
-    """Refuse a scenario from a file and options at once, and a missing setting, which is never guessed."""
+    """Refuse a scenario file together with options that it replaces, and a missing setting."""
     own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
     if given.get("scenario") is not None and own:
         raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")
@@ -88,7 +87,7 @@ def check_source(given: Mapping[str, object], dashes: str = "") -> None:
 
 
 def check_kinds(given: Mapping[str, Any]) -> None:
-    """Refuse options that are no names, paths, numbers or tables where they must be."""
+    """Refuse options of a wrong type."""
     for name in given.keys() & {*NAME_OPTIONS}:
         require(isinstance(given[name], str), name, repr(given[name]), "a name")
     for name in given.keys() & {*PATH_OPTIONS}:
@@ -106,7 +105,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
 
 
 def as_path(path: AnyPath | None, name: str = "data_dir") -> Path | None:
-    """Return a path with ~ expanded; refuse what is none."""
+    """Return a path with ~ expanded; refuse a value that is not a path."""
     is_path = path is None or isinstance(path, str | PathLike)
     require(is_path, name, repr(path), "the path of a file or folder")
     return None if path is None else Path(path).expanduser()

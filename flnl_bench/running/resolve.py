@@ -1,4 +1,4 @@
-"""From options to a run that can start: every name checked, every value resolved."""
+"""Make a configuration, and a run that can start, from options."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from flnl_bench.running.runner import Runner
 
 
-_latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of the run before
+_latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of the previous run
 
 
 def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | None = None) -> Dataset:
-    """A data set; the latest stays in memory for the next run, unless its own files have changed."""
+    """Load a data set; the latest one is kept in memory, unless the user's own files change."""
     path = Path(name.partition(":")[2])
     files = [path, *path.rglob("*")] if ":" in name else []
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
@@ -52,13 +52,13 @@ def make_config(
     given: Scenario | None = None,
     device: str | None = None,
 ) -> tuple[RunConfig, Method]:
-    """The configuration of a run, which names its folder, and the method; no data are read.
+    """Return the configuration of a run and its method; no data are read.
 
     Args:
-        options: what the user asked for.
-        registry: where methods are found.
-        given: the imported scenario of the request, if it has one.
-        device: the kind of device that the run will find elsewhere; else chosen on this machine.
+        options: of the run.
+        registry: of methods.
+        given: the scenario of the options' scenario file.
+        device: the kind of device of another machine; by default, that of this machine.
     """
     from flnl_bench.engine.devices import choose_devices
 
@@ -70,7 +70,7 @@ def make_config(
     device = device or choose_devices(options.device, options.devices, options.workers).server.type
     fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
     training = protocol(preset, dataset, {**options.training, **fixed})
-    find_model(training.model, training.norm, training.pretrained)  # refused before anything is written
+    find_model(training.model, training.norm, training.pretrained)  # checks it
     if training.samples is not None and not given:
         parse_partition(options.partition).check(training.samples, training.clients)
     config = RunConfig(
@@ -90,10 +90,10 @@ def make_config(
 
 
 def protocol(preset: Preset, dataset: str, changes: Mapping[str, Any]) -> Training:
-    """The protocol for a data set, with what is changed.
+    """Return the protocol for a data set, with changes.
 
-    A data set that the preset does not know may name its network itself; for the leaderboard, which knows
-    no plugins, that is a change of the preset.
+    A data set without a section in the preset may name its network itself. The leaderboard, which has no
+    plugins, shows that as a change of the preset.
     """
     model = None if preset.knows(dataset) else find_dataset(dataset).model
     return preset.training(dataset, **{**({"model": model} if model else {}), **changes})
@@ -110,13 +110,7 @@ def changed_values(config: RunConfig, preset: str, registry: Methods | None = No
 def prepare(
     options: RunOptions, registry: Methods | None = None, progress: LoadProgress | None = None
 ) -> Runner:
-    """Check the options, load the data, draw the scenario and make the method; nothing is written.
-
-    Args:
-        options: what the user asked for.
-        registry: where methods are found.
-        progress: called as (what, done, total) while a large data set is decoded.
-    """
+    """Check the options, load the data, draw the scenario and make the method; nothing is written."""
     from flnl_bench.engine.devices import check_float32, check_precision, choose_devices
     from flnl_bench.running.runner import Runner
 
@@ -132,7 +126,7 @@ def prepare(
         check_dataset(given, dataset)
     scenario = given or federate(options, config, dataset)
     clients = len(scenario.clients)
-    # Some methods visit all clients at once: there, more workers than a round has clients have work.
+    # Some methods visit all clients at once, so they can use more workers than a round has clients.
     most = min(clients, max(config.training.sampled_clients, os.cpu_count() or 1))
     return Runner(
         options=options,
@@ -146,7 +140,7 @@ def prepare(
 
 
 def federate(options: RunOptions, config: RunConfig, dataset: Dataset) -> Scenario:
-    """The scenario of a run that brings none."""
+    """Draw the scenario of a run."""
     training, asked = config.training, options.training.get("samples")
     dataset = stage(dataset, config.setting, options.data_dir)
     return generate(
@@ -163,7 +157,7 @@ def generate(
     samples: int | None,
     asked: int | None = None,
 ) -> Scenario:
-    """The scenario of a protocol; only a preset's subset, not one that is asked for, may exceed the data."""
+    """Draw a scenario; the size of a subset may exceed the data if it is the preset's, not the user's."""
     most = len(dataset.train_y)
     require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
     if samples is not None and samples >= most:
