@@ -353,7 +353,7 @@ def test_the_options_of_the_command_line_win_over_those_of_the_run_file(tmp_path
         ("metod = 'fedavg'", "unknown option 'metod' in"),
         ("method = ", "is not TOML"),
         ("setting = 'clean'", "missing option '--method'"),
-        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both there"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both given"),
         (
             "method = 'fedavg'\nrounds = 3\n[training]\nrounds = 4",
             "rounds is given twice, above and in [training]",

@@ -408,8 +408,9 @@ def _unpacked(files: Sequence[Path], folder: Path) -> Path:
 def _unpack(file: Path, out: Path) -> None:
     """Unpack an archive of this package; nobody else may use `out`."""
     with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
-        archive.extractall(out, [name for name in archive.namelist() if name != MANIFEST])
-        for path in out.rglob(RUN_FILE):
+        names = [name for name in archive.namelist() if name != MANIFEST]
+        archive.extractall(out, names)
+        for path in (out / name for name in names if name.endswith(RUN_FILE)):
             record = parse_record(parse_json(path.read_bytes()))
             path.write_text(_with_origin(record, file).text(), encoding="utf-8")
 
