@@ -12,7 +12,7 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.cli.show import BLOCKS, find_run, rounds_to_show, squeeze
+from flnl_bench.cli.show import bars, find_run, rounds_to_show, squeeze
 from flnl_bench.config import RunConfig, differences, written
 from flnl_bench.errors import BadInput
 from flnl_bench.results.run_folder import read_runs
@@ -193,13 +193,8 @@ def _print_curves(curves: Sequence[Sequence[RoundRow]]) -> None:
     top = max(max(values) for values in series) or 1.0
     console.print(f"\ntest accuracy by round, from 0 to {top:.1f} %", style="dim")
     for letter, values in zip("AB", series, strict=True):
-        line = sparkline(squeeze(values, min(CURVE_WIDTH, console.width - 12)), top)
+        (line,) = bars(squeeze(values, min(CURVE_WIDTH, console.width - 12)), 1, top)
         console.print(f"{letter}  {line} {values[-1]:.1f} %", no_wrap=True, overflow="crop")
-
-
-def sparkline(values: Sequence[float], top: float) -> str:
-    """Return one character per value: a space at 0, a full block at `top`."""
-    return "".join(BLOCKS[round(8 * value / top)] for value in values)
 
 
 def _draw(sides: Sequence[RunRecord], output: Path) -> None:

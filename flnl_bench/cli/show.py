@@ -41,9 +41,9 @@ def squeeze(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(ends)]
 
 
-def bars(values: Sequence[float], height: int) -> list[str]:
+def bars(values: Sequence[float], height: int, top: float = 0.0) -> list[str]:
     """Return the curve as lines of blocks, the top line first."""
-    scale = 8 * height / (max(values) or 1.0)
+    scale = 8 * height / (top or max(values) or 1.0)
     filled = [round(scale * value) for value in values]
     return [
         "".join(BLOCKS[min(8, max(0, level - 8 * line))] for level in filled)
