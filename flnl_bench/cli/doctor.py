@@ -57,7 +57,7 @@ def doctor_command(
 
 
 def print_table(findings: Mapping[str, CheckResult]) -> None:
-    """Print a row per check; the advice is below the result."""
+    """Print a row per check, with the advice below the result."""
     rows = table("check", "", "result → what to do")
     for column in rows.columns[:2]:
         column.no_wrap = True

@@ -260,9 +260,9 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
 
     preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
     training = dataclasses.asdict(protocol(preset, dataset, {}))
-    methods = {each: values_with_origin(each, preset, dataset, registry) for each in [method] if each}
-    methods = methods or {
-        each: values_with_origin(each, preset, dataset, registry) for each in registry.methods
+    methods = {
+        name: values_with_origin(name, preset, dataset, registry)
+        for name in ([method] if method else registry.methods)
     }
     if as_json:
         print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
@@ -272,9 +272,9 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
     rows = table("of", "value", "", "from")
     for key, value in training.items():
         rows.add_row("training", key, _text(value), "")
-    for each, values in methods.items():
+    for method_name, values in methods.items():
         for key, about in values.items():
-            rows.add_row(each, key, _text(about["value"]), about["from"])
+            rows.add_row(method_name, key, _text(about["value"]), about["from"])
     console.print(rows)
 
 
