@@ -13,7 +13,7 @@ from flnl_bench.cli.console import note, percent, print_json, stdout, table, wit
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
 from flnl_bench.cli.show import bars, find_run, rounds_to_show, squeeze
-from flnl_bench.config import RunConfig, differences, written
+from flnl_bench.config import differences, written
 from flnl_bench.errors import BadInput
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
@@ -58,18 +58,13 @@ def find_finished(name: str) -> RunRecord:
 def with_other_seeds(record: RunRecord) -> dict[int, RunRecord]:
     """Return the finished runs next to a run's folder that differ from it in the seed alone, and the run."""
     records, _ = read_runs(record.folder.parent)
-    alike = [
-        other
-        for other in records
-        if other.done
-        and _but_seed(other.config) == _but_seed(record.config)
-        and other.numbers == record.numbers
-    ]
-    return {other.config.seed: other for other in (*alike, record)}
+    key = _without_seed(record)
+    matching = [candidate for candidate in records if candidate.done and _without_seed(candidate) == key]
+    return {match.config.seed: match for match in (*matching, record)}
 
 
-def _but_seed(config: RunConfig) -> dict[str, Any]:
-    return {**config.as_dict(), "seed": None, "scenario": None}
+def _without_seed(record: RunRecord) -> dict[str, Any]:
+    return {**record.config.as_dict(), "seed": None, "scenario": None, "numbers": record.numbers}
 
 
 def _differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:

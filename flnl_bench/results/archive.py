@@ -318,7 +318,7 @@ def _is_count(value: object) -> bool:
 def check_round(row: object) -> None:
     """Refuse a line of rounds.jsonl that lacks a number or has one of another kind."""
     if not isinstance(row, dict) or type(row.get("round")) is not int:
-        raise ValueError("not a round of flnl-bench")
+        raise ValueError("rounds.jsonl has a line that is not a round")
     for name in ("seconds", *COSTS):
         if not (is_number(row.get(name)) and row[name] >= 0):
             raise ValueError(f"round {row['round']}: {name} is {row.get(name)!r}")

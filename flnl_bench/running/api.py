@@ -77,7 +77,7 @@ def run(
         dataset: the name of a data set, "digits" if none is given, or "npz:PATH" or "folder:PATH".
         partition: who holds which images, "iid" if none is given.
         clients: the number of clients.
-        samples: train on a random subset of so many images.
+        samples: the number of train images, a random subset.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
         preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
