@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import require
-from flnl_bench.methods import Methods, default_methods, values_of
+from flnl_bench.methods import default_methods, values_of
 from flnl_bench.models import find_model
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.presets import Preset, load_preset
@@ -48,7 +48,6 @@ def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | No
 
 def make_config(
     options: RunOptions,
-    registry: Methods | None = None,
     given: Scenario | None = None,
     device: str | None = None,
 ) -> tuple[RunConfig, Method]:
@@ -56,14 +55,12 @@ def make_config(
 
     Args:
         options: of the run.
-        registry: of methods.
         given: the scenario of the options' scenario file.
         device: the kind of device of another machine; by default, that of this machine.
     """
     from flnl_bench.engine.devices import choose_devices
 
-    registry = registry or default_methods()
-    preset = load_preset(options.preset)
+    registry, preset = default_methods(), load_preset(options.preset)
     dataset = given.dataset if given else dataset_name(options.dataset)
     base = registry.method_class(options.method).name
     method = registry.make(options.method, preset.hyperparameters(dataset, base), options.changes)
@@ -99,17 +96,15 @@ def protocol(preset: Preset, dataset: str, changes: Mapping[str, Any]) -> Traini
     return preset.training(dataset, **{**({"model": model} if model else {}), **changes})
 
 
-def changed_values(config: RunConfig, preset: str, registry: Methods | None = None) -> dict[str, Any]:
+def changed_values(config: RunConfig, preset: str) -> dict[str, Any]:
     """Return the hyper-parameters that differ from those of the preset and the variant."""
-    registry = registry or default_methods()
+    registry = default_methods()
     given = load_preset(preset).hyperparameters(config.dataset, registry.method_class(config.method).name)
     plain = values_of(registry.make(config.method, given, {}))
     return {k: v for k, v in config.hyperparameters.items() if k not in plain or plain[k] != v}
 
 
-def prepare(
-    options: RunOptions, registry: Methods | None = None, progress: LoadProgress | None = None
-) -> Runner:
+def prepare(options: RunOptions, progress: LoadProgress | None = None) -> Runner:
     """Check the options, load the data, draw the scenario and make the method; nothing is written."""
     from flnl_bench.engine.devices import check_float32, check_precision, choose_devices
     from flnl_bench.running.runner import Runner
@@ -118,7 +113,7 @@ def prepare(
     for name in options.tracker:
         find_tracker(name)
     given = load_scenario(options.scenario) if options.scenario else None
-    config, method = make_config(options, registry, given)
+    config, method = make_config(options, given)
     check_precision(config.device, config.training.precision)
     dataset = cached_dataset(config.dataset, options.data_dir, progress)
     dataset = stage(dataset, config.setting, options.data_dir, progress)
@@ -135,7 +130,7 @@ def prepare(
         dataset=dress(dataset, scenario),
         scenario=scenario,
         devices=choose_devices(options.device, options.devices, options.workers, most),
-        changed=changed_values(config, options.preset, registry),
+        changed=changed_values(config, options.preset),
     )
 
 
