@@ -251,10 +251,10 @@ TABLE = [
     # rounds.jsonl.
     (archive, content("rounds.jsonl", ""), "does not hold all rounds"),
     (archive, content("rounds.jsonl", "garbage\n"), NOT_EXPORTED),
-    (archive, content("rounds.jsonl", "[1]\n"), "not a round of flnl-bench"),
+    (archive, content("rounds.jsonl", "[1]\n"), "that is not a round"),
     (archive, content("rounds.jsonl", b"\xff\n"), NOT_EXPORTED),
     (archive, in_first_round("round", 7), "does not hold all rounds"),
-    (archive, in_first_round("round", "0"), "not a round of flnl-bench"),
+    (archive, in_first_round("round", "0"), "is not a round"),
     (archive, in_first_round("seconds", -1), "round 0: seconds is -1"),
     (archive, in_first_round("accuracy", "high"), "round 0: accuracy is 'high'"),
     (archive, in_first_round("accuracy", -5), "round 0: accuracy is -5"),

@@ -251,7 +251,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         (
             "bad.toml",
             "base = 'quick'\n[datasets.digits]\nmethods.of-a-plugin = { mu = 3 }",
-            "install the plugin of another method, or name it with --plugin",
+            "install the plugin of the method, or name its file with --plugin",
         ),
         ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = 3", "methods in it one of tables"),
         (
@@ -353,7 +353,7 @@ def test_the_options_of_the_command_line_win_over_those_of_the_run_file(tmp_path
         ("metod = 'fedavg'", "unknown option 'metod' in"),
         ("method = ", "is not TOML"),
         ("setting = 'clean'", "missing option '--method'"),
-        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both there"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both given"),
         (
             "method = 'fedavg'\nrounds = 3\n[training]\nrounds = 4",
             "rounds is given twice, above and in [training]",

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         warnings.showwarning = lambda message, *_, **__: note(f"warning: {' '.join(str(message).split())}")
         code = _execute(arguments)
         out.flush()
-        if out.error and not isinstance(out.error, BrokenPipeError):  # not `| head`, which wants no more
+        if out.error and not isinstance(out.error, BrokenPipeError):  # `| head` closes the pipe on purpose
             note(f"the output could not be printed: {one_line(out.error)}")
     sys.exit(code or (FAILED if out.error else 0))
 
@@ -127,6 +127,6 @@ def usage_line(error: typer.TyperException) -> str:
     near: Sequence[str] = getattr(error, "possibilities", None) or ()
     text = f"{error.message}; did you mean {near[0]}?" if near else error.format_message()
     text = text[:1].lower() + text[1:].rstrip(".").replace(". Did you mean", "; did you mean")
-    text = text.partition(", unable to parse")[0]  # pydantic says everything twice
+    text = text.partition(", unable to parse")[0]  # the rest repeats the message
     context: Any = getattr(error, "ctx", None)
     return f"{text} (see {context.command_path} --help)" if context else text

@@ -1,8 +1,7 @@
-"""`flnl-bench compare`: two runs next to each other."""
+"""`flnl-bench compare`: two runs next to each other, and over the seeds that both have."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,17 +12,16 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
-from flnl_bench.cli.show import BLOCKS, find_run, rounds_to_show, squeeze
-from flnl_bench.config import RunConfig, written
-from flnl_bench.config import differences as differing
+from flnl_bench.cli.show import bars, find_run, rounds_to_show, squeeze
+from flnl_bench.config import differences, written
 from flnl_bench.errors import BadInput
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 from flnl_bench.results.statistics import mean_std
 
-HYPER = "hyperparameters."  # begins the names of hyper-parameters
+HYPER = "hyperparameters."  # prefix of the names of hyper-parameters
 NUMBERS = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")  # of a summary
-WIDEST = 72  # characters of a curve
+CURVE_WIDTH = 72  # characters, at most
 RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
 
 
@@ -47,7 +45,7 @@ def compare_command(
 
 
 def find_finished(name: str) -> RunRecord:
-    """Find a finished run, or say why it cannot be compared."""
+    """Find a finished run; refuse a run that cannot be compared."""
     record = find_run(name)
     try:
         record.result()
@@ -60,26 +58,21 @@ def find_finished(name: str) -> RunRecord:
 def with_other_seeds(record: RunRecord) -> dict[int, RunRecord]:
     """Return the finished runs next to a run's folder that differ from it in the seed alone, and the run."""
     records, _ = read_runs(record.folder.parent)
-    alike = [
-        other
-        for other in records
-        if other.done
-        and _but_seed(other.config) == _but_seed(record.config)
-        and other.numbers == record.numbers
-    ]
-    return {other.config.seed: other for other in (*alike, record)}
+    key = _without_seed(record)
+    matching = [candidate for candidate in records if candidate.done and _without_seed(candidate) == key]
+    return {match.config.seed: match for match in (*matching, record)}
 
 
-def _but_seed(config: RunConfig) -> dict[str, Any]:
-    return {**config.as_dict(), "seed": None, "scenario": None}
+def _without_seed(record: RunRecord) -> dict[str, Any]:
+    return {**record.config.as_dict(), "seed": None, "scenario": None, "numbers": record.numbers}
 
 
-def differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return both values of whatever differs: names, protocol, hyper-parameters, scenario, code."""
-    names = differing(_facts(a), _facts(b))
+def _differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each name, protocol value, hyper-parameter, scenario and code that differs."""
+    changed = differences(_facts(a), _facts(b))
     if a.config.method != b.config.method:
-        names.pop("code", None)  # of course
-    return names
+        changed.pop("code", None)  # two methods never have the same code
+    return changed
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:
@@ -93,8 +86,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
 
 def results(a: RunRecord, b: RunRecord) -> dict[str, dict[str, Any]]:
     """Return each number of both runs, and the second minus the first."""
-    one, other = dataclasses.asdict(a.result()), dataclasses.asdict(b.result())
-    return {name: _pair(one[name], other[name]) for name in NUMBERS}
+    return {name: _pair(getattr(a.result(), name), getattr(b.result(), name)) for name in NUMBERS}
 
 
 def _pair(a: float | None, b: float | None) -> dict[str, Any]:
@@ -120,7 +112,9 @@ def _as_object(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]])
     return {
         "a": as_object(a),
         "b": as_object(b),
-        "differences": {name: {"a": one, "b": other} for name, (one, other) in differences(a, b).items()},
+        "differences": {
+            name: {"a": value_a, "b": value_b} for name, (value_a, value_b) in _differences(a, b).items()
+        },
         "results": results(a, b),
         "paired": {metric: paired(*seeds, metric) for metric in METRICS},
         "curves": {name: [row["accuracy"] for row in rows] for name, rows in zip("ab", curves, strict=True)},
@@ -133,7 +127,7 @@ def _print(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> 
         console.print(f"{letter}  {side.config.title}", style="bold")
         console.print(f"   {side.folder}", style="dim")
     changed = table("", "A", "B")
-    for name, (one, other) in _folded(differences(a, b)).items():
+    for name, (one, other) in _folded(_differences(a, b)).items():
         changed.add_row(name, _word(one), _word(other))
     heading = "differences of the configuration" if changed.row_count else "the configuration is the same"
     console.print(f"\n{heading}", style="bold")
@@ -143,13 +137,13 @@ def _print(a: RunRecord, b: RunRecord, curves: Sequence[Sequence[RoundRow]]) -> 
     _print_curves(curves)
 
 
-def _folded(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """The hyper-parameters that only one of two methods has, in one line."""
-    own = {name: pair for name, pair in found.items() if name.startswith(HYPER) and None in pair}
+def _folded(changed: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Join the hyper-parameters that only one of two methods has into one entry."""
+    own = {name: pair for name, pair in changed.items() if name.startswith(HYPER) and None in pair}
     sides = [
         {n.removeprefix(HYPER): pair[i] for n, pair in own.items() if pair[i] is not None} for i in (0, 1)
     ]
-    rest = {name: pair for name, pair in found.items() if name not in own}
+    rest = {name: pair for name, pair in changed.items() if name not in own}
     return {**rest, "own values": (written(sides[0]), written(sides[1]))} if own else rest
 
 
@@ -158,7 +152,7 @@ def _word(value: Any) -> str:
 
 
 def _signed(words: list[str], pair: Mapping[str, Any]) -> list[str]:
-    """A, B and B − A in words, the last with its sign."""
+    """Return A, B and B − A as text, the last with its sign."""
     return [*words[:2], f"+{words[2]}" if (pair["difference"] or 0) > 0 else words[2]]
 
 
@@ -194,13 +188,8 @@ def _print_curves(curves: Sequence[Sequence[RoundRow]]) -> None:
     top = max(max(values) for values in series) or 1.0
     console.print(f"\ntest accuracy by round, from 0 to {top:.1f} %", style="dim")
     for letter, values in zip("AB", series, strict=True):
-        line = sparkline(squeeze(values, min(WIDEST, console.width - 12)), top)
+        (line,) = bars(squeeze(values, min(CURVE_WIDTH, console.width - 12)), 1, top)
         console.print(f"{letter}  {line} {values[-1]:.1f} %", no_wrap=True, overflow="crop")
-
-
-def sparkline(values: Sequence[float], top: float) -> str:
-    """One character a value: from nothing at 0 to a full block at `top`."""
-    return "".join(BLOCKS[round(8 * value / top)] for value in values)
 
 
 def _draw(sides: Sequence[RunRecord], output: Path) -> None:

@@ -40,7 +40,7 @@ SettingName = Annotated[
 ]
 Clients = Annotated[int | None, option(SCENARIO, "K", "Number of clients.", default="preset")]
 Samples = Annotated[
-    int | None, option(SCENARIO, "N", "Train on a random subset of so many images.", default="preset")
+    int | None, option(SCENARIO, "N", "Number of train images: a random subset.", default="preset")
 ]
 Seed = Annotated[int | None, option(SCENARIO, "N", "Seed of all draws.", default="1", min=0)]
 ScenarioFile = Annotated[

@@ -14,7 +14,7 @@ from flnl_bench.cli.options import option
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
 
-NAMED = 20  # files named in warnings; a thousand lines would hide the first
+NAMED = 20  # files that are named in warnings, at most
 
 results_commands = typer.Typer(help="Export finished runs into one file, or import such a file.")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Results folder.")]
@@ -66,12 +66,12 @@ def import_results(
         say(f"{out}: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
 
 
-def note_unfinished(counts: Mapping[str, int], what: str) -> None:
-    """Print one line with the numbers of runs that are not done, by status."""
+def note_unfinished(counts: Mapping[str, int], action: str) -> None:
+    """Print the numbers of runs that are not done, by status."""
     if counts:
         names = {"running": "running or killed"}  # a killed run cannot change its status
         texts = [f"{count} {names.get(status, status)}" for status, count in sorted(counts.items())]
-        note(f"runs that are not {what}: {', '.join(texts)}")
+        note(f"runs that are not {action}: {', '.join(texts)}")
 
 
 def warn_files(problems: Mapping[Path, str], before: str = "not counted: ") -> None:

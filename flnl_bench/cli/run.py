@@ -17,8 +17,8 @@ from flnl_bench.cli.console import (
     note,
     print_json,
     reporting,
-    tell_problems,
     waiting,
+    warn_plugins,
     watching,
 )
 from flnl_bench.cli.options import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def _protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
-    """An option that changes the preset's protocol."""
+    """Declare an option that changes the preset's protocol."""
     return option(PROTOCOL, metavar, text, *names, default=default)
 
 
@@ -147,17 +147,17 @@ def with_file(
 ) -> tuple[dict[str, Any], list[int] | None]:
     """Merge a run file with the options of the command line, which win."""
     given = {name: value for name, value in given.items() if value is not None}
-    if not given["save_model"]:  # a switch that is off says nothing
+    if not given["save_model"]:  # the switch was not given
         del given["save_model"]
     read: dict[str, Any] = {}
     if file is not None:
         from flnl_bench.running.run_file import read_run_file
 
         read = read_run_file(file)
-        one, several = read.pop("seed", None), read.pop("seeds", None)
-        if one is not None and several is not None:
-            raise BadInput(f"{file}: seed and seeds are both there; use one of them")
-        seeds = seeds or ([one] if one is not None else several)
+        seed, several = read.pop("seed", None), read.pop("seeds", None)
+        if seed is not None and several is not None:
+            raise BadInput(f"{file}: seed and seeds are both given; use one of them")
+        seeds = seeds or (several if seed is None else [seed])
         given["set"] = {**read.get("set", {}), **given["set"]}
         if given.keys() & {"setting", "dataset", "partition", "clients", "samples"}:
             read.pop("scenario", None)
@@ -168,7 +168,7 @@ def with_file(
 
 
 def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
-    """Show an author where a method has failed."""
+    """Show the traceback of a method that failed, or open a debugger there."""
     cause = error.__cause__
     assert cause is not None
     if debug or pdb:
@@ -184,7 +184,7 @@ def _prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list
     with waiting("preparing"):
         from flnl_bench.running.api import prepare_seeds
 
-        tell_problems()
+        warn_plugins()
         try:
             runners = prepare_seeds(seeds, asked, dashes="--", loading=reporting())
         except BadInput as error:
@@ -201,7 +201,7 @@ def carry_out(runner: Runner, fresh: bool) -> RunRecord:
     config = runner.config
     done = 0 if fresh else runner.checkpoint.finished_rounds
     if not fresh and runner.finished():
-        note(f"found finished in {runner.folder.path} (use --fresh to run it again)")
+        note(f"found finished in {runner.folder.path} (--fresh runs it again)")
     for text in () if fresh else runner.notes():
         note(f"warning: {text}")
     try:

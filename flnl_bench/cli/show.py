@@ -34,16 +34,16 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def squeeze(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` values: means of equal stretches of the curve."""
+    """Return at most `width` values: means of equal parts of the curve."""
     if len(values) <= width:
         return list(values)
     ends = [round(i * len(values) / width) for i in range(width + 1)]
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(ends)]
 
 
-def bars(values: Sequence[float], height: int) -> list[str]:
-    """The curve as columns of blocks that stand on zero, the top line first."""
-    scale = 8 * height / (max(values) or 1.0)
+def bars(values: Sequence[float], height: int, top: float = 0.0) -> list[str]:
+    """Return the curve as lines of blocks, the top line first."""
+    scale = 8 * height / (top or max(values) or 1.0)
     filled = [round(scale * value) for value in values]
     return [
         "".join(BLOCKS[min(8, max(0, level - 8 * line))] for level in filled)
@@ -52,7 +52,7 @@ def bars(values: Sequence[float], height: int) -> list[str]:
 
 
 def plot(values: Sequence[float], width: int, height: int = 6) -> list[str]:
-    """A small plot of percentages over rounds, from zero to its highest value."""
+    """Return the lines of a small plot of percentages over rounds."""
     shown = squeeze(values, width - 10)
     stretched = [value for value in shown for _ in range(max(1, min(3, (width - 10) // len(shown))))]
     lines = bars(stretched, height)
@@ -126,16 +126,16 @@ def find_folder(name: str) -> Path:
     if path.exists():
         raise BadInput(f"{path} is not a run: it has no run.json")
     ending = path.as_posix()
-    found = sorted(file.parent for file in RUNS.rglob("run.json") if file.parent.as_posix().endswith(ending))
-    if not found:
-        raise BadInput(f"there is no run {name!r}: neither that path nor one below {RUNS} that ends so")
-    if len(found) > 1:
-        raise BadInput(f"{len(found)} runs end in {name!r}: {', '.join(map(str, found))}")
-    return found[0]
+    folders = sorted(file.parent for file in RUNS.rglob(RUN_FILE) if file.parent.as_posix().endswith(ending))
+    if not folders:
+        raise BadInput(f"there is no run {name!r}: neither this path nor a path below {RUNS} that ends so")
+    if len(folders) > 1:
+        raise BadInput(f"{len(folders)} runs end in {name!r}: {', '.join(map(str, folders))}")
+    return folders[0]
 
 
 def rounds_to_show(record: RunRecord) -> list[RoundRow]:
-    """Read the rounds of a run; a finished one must have some."""
+    """Read the rounds of a run; refuse a finished run without rounds."""
     rows = record.read_rounds()
     if record.done and not rows:
         raise BadInput(f"{record.folder} is a finished run, but has no rounds")
@@ -144,17 +144,17 @@ def rounds_to_show(record: RunRecord) -> list[RoundRow]:
 
 # -- showing -----------------------------------------------------------------------------------------
 def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
-    """Print everything about a run that fits a screen."""
+    """Print configuration, curve, results, cost and provenance of a run."""
     console, config, path = stdout(), record.config, record.folder
     console.print(config.title, style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
-    if told := published_line(record):
-        lines.add_row("published", told)
+    if published := published_line(record):
+        lines.add_row("published", published)
     if record.error:
         lines.add_row("error", record.error)
     if record.traceback:
-        lines.add_row("", f"its end; the whole is in `traceback` of {path / RUN_FILE}:")
+        lines.add_row("", f"the last lines; all of them are in `traceback` of {path / RUN_FILE}:")
         lines.add_row("", "\n".join(record.traceback.strip().splitlines()[-FRAME:]))
     lines.add_row("scenario", scenario_line(record.scenario))
     lines.add_row("protocol", _pairs({k: v for k, v in vars(config.training).items() if v is not None}))
@@ -171,7 +171,7 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
 
 
 def status_line(record: RunRecord, rounds: int) -> str:
-    """Status, finished rounds and resumes of a run, in words."""
+    """Describe status, finished rounds and resumes of a run."""
     total, resumed = record.config.training.rounds, record.resumed
     times = f", resumed {resumed} time{'s' if resumed > 1 else ''}" if resumed else ""
     if record.status == "done":
@@ -180,7 +180,7 @@ def status_line(record: RunRecord, rounds: int) -> str:
 
 
 def print_curve(console: Console, rows: Sequence[RoundRow]) -> None:
-    """Test accuracy over the rounds, and the share of wrong labels that is memorised."""
+    """Print the curves of test accuracy and of the wrong labels that are memorised."""
     curves = {"test accuracy": [row["accuracy"] or 0.0 for row in rows]}
     memorised = [(row.get("diagnostics") or {}).get("memorised") for row in rows]
     if all(value is not None for value in memorised):
@@ -226,7 +226,7 @@ def print_results(
 
 
 def _other_numbers(diagnostics: Mapping[str, Any]) -> dict[str, float]:
-    """The quality of the method's other beliefs, and its own numbers."""
+    """Return the diagnostics of the method's other beliefs, and its own numbers."""
     shown = {"memorised", "accuracy_clean", "accuracy_wrong", *(f"sieve_{name}" for name in SIEVE)}
     return {k: v for k, v in diagnostics.items() if k not in shown and isinstance(v, int | float)}
 
@@ -260,9 +260,9 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
 
     preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
     training = dataclasses.asdict(protocol(preset, dataset, {}))
-    methods = {each: values_with_origin(each, preset, dataset, registry) for each in [method] if each}
-    methods = methods or {
-        each: values_with_origin(each, preset, dataset, registry) for each in registry.methods
+    methods = {
+        name: values_with_origin(name, preset, dataset, registry)
+        for name in ([method] if method else registry.methods)
     }
     if as_json:
         print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
@@ -272,9 +272,9 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
     rows = table("of", "value", "", "from")
     for key, value in training.items():
         rows.add_row("training", key, _text(value), "")
-    for each, values in methods.items():
+    for method_name, values in methods.items():
         for key, about in values.items():
-            rows.add_row(each, key, _text(about["value"]), about["from"])
+            rows.add_row(method_name, key, _text(about["value"]), about["from"])
     console.print(rows)
 
 

@@ -28,8 +28,8 @@ from flnl_bench.cli.console import (
     stderr,
     stdout,
     table,
-    tell_problems,
     waiting,
+    warn_plugins,
     with_prefix,
 )
 from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugins
@@ -79,7 +79,7 @@ def suite_command(
     # Ray prints warnings to stdout, where only the result belongs.
     with following() as follow, contextlib.redirect_stdout(sys.stderr):
         use_plugins(plugin)
-        tell_problems()
+        warn_plugins()
         result = run_suite(file, **arguments, progress=follow, loading=reporting())
     if as_json:
         seconds: dict[str, Any] = {"seconds": result.seconds}

@@ -135,9 +135,7 @@ def import_runs(file: Path, out: Path) -> Imported:
         check_unpacked(archive, os.fstat(packed.fileno()).st_size)
         names = frozenset(archive.namelist())
         _check_archive(archive, names)
-        records = [
-            _checked_record(archive, names, name) for name in sorted(names) if name.endswith(f"/{RUN_FILE}")
-        ]
+        records = [_checked_record(archive, names, name) for name in sorted(names) if name.endswith(RUN_FILE)]
         if len({record.config.place for record in records}) < len(records):
             raise ValueError("it has a run twice")
         for record in records:
@@ -320,7 +318,7 @@ def _is_count(value: object) -> bool:
 def check_round(row: object) -> None:
     """Refuse a line of rounds.jsonl that lacks a number or has one of another kind."""
     if not isinstance(row, dict) or type(row.get("round")) is not int:
-        raise ValueError("not a round of flnl-bench")
+        raise ValueError("rounds.jsonl has a line that is not a round")
     for name in ("seconds", *COSTS):
         if not (is_number(row.get(name)) and row[name] >= 0):
             raise ValueError(f"round {row['round']}: {name} is {row.get(name)!r}")
@@ -410,8 +408,9 @@ def _unpacked(files: Sequence[Path], folder: Path) -> Path:
 def _unpack(file: Path, out: Path) -> None:
     """Unpack an archive of this package; nobody else may use `out`."""
     with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
-        archive.extractall(out, [name for name in archive.namelist() if name != MANIFEST])
-        for path in out.rglob(RUN_FILE):
+        names = [name for name in archive.namelist() if name != MANIFEST]
+        archive.extractall(out, names)
+        for path in (out / name for name in names if name.endswith(RUN_FILE)):
             record = parse_record(parse_json(path.read_bytes()))
             path.write_text(_with_origin(record, file).text(), encoding="utf-8")
 

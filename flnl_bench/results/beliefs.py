@@ -45,7 +45,7 @@ def read_beliefs(
 
 
 def check_beliefs_file(path: Path, content: bytes, samples: int, clients: int) -> None:
-    """Refuse a file whose arrays cannot be of a run with so many samples and clients."""
+    """Refuse a file whose arrays do not fit the numbers of samples and clients of its run."""
     names = (*SAMPLE_ARRAYS[0], *SAMPLE_ARRAYS[1], *_CLIENT_NAMES)
     arrays = read_beliefs(path, ("row", "noise_kind"), names, content)
     rows, kinds = len(arrays["row"]), len(arrays["noise_kind"])

@@ -1,1 +1,1 @@
-"""One run: its options, its resolved configuration, and the runner."""
+"""One run: its options, its configuration, and its execution."""

@@ -77,7 +77,7 @@ def run(
         dataset: the name of a data set, "digits" if none is given, or "npz:PATH" or "folder:PATH".
         partition: the clients of the images, "iid" if none is given.
         clients: the number of clients.
-        samples: train on a random subset of this size.
+        samples: the number of train images, a random subset.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
         preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
@@ -124,7 +124,7 @@ def run_seeds(
     progress: RoundCallback | None = None,
     **options: Any,
 ) -> list[RunRecord]:
-    """Run the same options with several seeds; all are checked before the first one starts.
+    """Run a method with several seeds; all runs are checked before the first one starts.
 
     Args:
         method: the name of a method or variant.
@@ -158,9 +158,9 @@ def make_scenario(
     data_dir: AnyPath | None = None,
     loading: LoadProgress | None = None,
 ) -> Scenario:
-    """Draw the federation that a run of the same options trains on; the arguments are those of `run`."""
-    for what, given in {"dataset": dataset, "partition": partition, "setting": setting}.items():
-        require(isinstance(given, str), what, repr(given), "a name")
+    """Return the scenario of a run with the same options; the arguments are those of `run`."""
+    for option, given in {"dataset": dataset, "partition": partition, "setting": setting}.items():
+        require(isinstance(given, str), option, repr(given), "a name")
     name, split, noise = dataset_name(dataset), parse_partition(partition), parse_setting(setting)
     asked = {"clients": clients, "samples": samples}
     changes = training_changes({k: v for k, v in asked.items() if v is not None})
@@ -177,7 +177,7 @@ def make_scenario(
     )
 
 
-# -- in two steps, for the commands ------------------------------------------------------------------
+# -- two steps, for the commands ---------------------------------------------------------------------
 def prepare_seeds(
     seeds: Sequence[int], asked: Mapping[str, Any], *, dashes: str = "", loading: LoadProgress | None = None
 ) -> list[Runner]:
@@ -185,8 +185,8 @@ def prepare_seeds(
 
     Args:
         seeds: one run each.
-        asked: the other options by name, as `run` takes them.
-        dashes: what the user writes before the name of an option, for messages.
+        asked: the other options of `run`, by name.
+        dashes: "--" for messages to users of the command line.
         loading: called as (what, done, total) while a large data set is decoded.
     """
     options = RunOptions.of(asked, dashes)
@@ -194,7 +194,7 @@ def prepare_seeds(
 
 
 def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunRecord:
-    """Run the remaining rounds; an error of the method is raised with file and line."""
+    """Run or resume a run; an error of its method is raised with file and line."""
     errors_of_callback = []
 
     def report(row: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a user asks for: one dataclass for the command line, run files, suite entries and Python."""
+"""The options of a run: one dataclass for the command line, run files, suite entries and Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCENARIO_OPTIONS = ("setting", "dataset", "partition", "clients", "samples")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One run as the user asked for it; the preset has the other values."""
+    """The options of one run; other values come from the preset."""
 
     method: str
     setting: str = "sym-1.0"
@@ -45,9 +45,8 @@ class RunOptions:
         """Check flat options, as a user gives them; None counts as not given.
 
         Args:
-            given: options by name; values of the protocol (rounds, lr, …) stand next to the others, and
-                hyper-parameters are a mapping called `set`.
-            dashes: what the user writes before a name, for messages.
+            given: options by name, also values of the protocol (rounds, lr, …); `set` maps hyper-parameters.
+            dashes: "--" for messages to users of the command line.
         """
         values = {name: plain_value(value) for name, value in given.items() if value is not None}
         for name in values.keys() - OPTION_NAMES:
@@ -76,10 +75,10 @@ OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "change
 
 
 def check_source(given: Mapping[str, object], dashes: str = "") -> None:
-    """Refuse options of the scenario next to a scenario file, and a missing setting, which has no default."""
-    given_options = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
-    if given.get("scenario") is not None and given_options:
-        raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(given_options)}")
+    """Refuse a scenario file together with options that it replaces, and a missing setting."""
+    own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
+    if given.get("scenario") is not None and own:
+        raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")
     if given.get("scenario") is None and given.get("setting") is None:
         option = f"{dashes}setting"
         raise BadInput(
@@ -106,7 +105,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
 
 
 def as_path(path: AnyPath | None, name: str = "data_dir") -> Path | None:
-    """Return a path with ~ expanded; refuse other values."""
+    """Return a path with ~ expanded; refuse a value that is not a path."""
     is_path = path is None or isinstance(path, str | PathLike)
     require(is_path, name, repr(path), "the path of a file or folder")
     return None if path is None else Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""A run file: the options of one run in TOML, to keep, share and repeat."""
+"""A run file: the options of one run in TOML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPTIONS = OPTION_NAMES | {"seed", "seeds", "training", "plugin"}
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Read the options of a run file, flat; every error names it."""
+    """Read the options of a run file; errors name the file."""
     try:
         table = read_toml(path)
     except FileNotFoundError:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flnl_bench.trackers import Warn
 
 WEIGHT_FILES = {"final": "final.safetensors", "best": "best.safetensors"}
-_ABOUT_KEY = "flnl_bench"  # of what the files say about themselves
+_ABOUT_KEY = "flnl_bench"  # of the description in a file's metadata
 
 
 class Keeper:
@@ -47,7 +47,7 @@ class Keeper:
         rounds: Sequence[Mapping[str, Any]],
         warn: Warn,
     ) -> None:
-        """Continue after `rounds`; the weights of the best of them are in their file, if they were kept."""
+        """Resume after `rounds`: the weights of the best one may be in their file."""
         self.folder = folder
         self.about = {
             "config": config.as_dict(),
@@ -58,17 +58,14 @@ class Keeper:
             "std": dataset.std,
             "augmentation": dataclasses.asdict(dataset.augmentation),
         }
-        self.best = self._kept(len(rounds))
+        self.best = None  # accuracy of the best weights in the file
+        with contextlib.suppress(BadInput):
+            about = _about(folder / WEIGHT_FILES["best"])
+            if about["round"] < len(rounds):  # else the stop undid that round
+                self.best = about["accuracy"]
         known = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
         if known and self.best != max(known):
             warn("the weights of the best round so far were not kept; best.safetensors is of a later one")
-
-    def _kept(self, finished: int) -> float | None:
-        """The accuracy of the best weights in the file; None if their round will be run again."""
-        with contextlib.suppress(BadInput):
-            about = _about(self.folder / WEIGHT_FILES["best"])
-            return about["accuracy"] if about["round"] < finished else None
-        return None
 
     def round(self, weights: Weights, row: Mapping[str, Any]) -> None:
         """Keep the weights if they are the best so far; called before the round is checkpointed."""
@@ -106,7 +103,7 @@ class SavedModel:
 
     @torch.inference_mode()
     def logits(self, images: np.ndarray) -> Tensor:
-        """Compute the logits of uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
+        """Return the logits of uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
         self._check(images)
         outputs = []
         for batch in np.split(images, range(EVALUATION_BATCH, len(images), EVALUATION_BATCH)):
@@ -116,25 +113,25 @@ class SavedModel:
         return torch.cat(outputs)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Predict the classes, as numbers, of uint8 images [N, C, H, W]."""
+        """Return the classes, as numbers, of uint8 images [N, C, H, W]."""
         return self.logits(images).argmax(1).numpy()
 
     def _check(self, images: object) -> None:
-        """Refuse images that the data set cannot have: floats from 0 to 1, for example, would be black."""
-        fits, found = False, type(images).__name__
+        """Refuse images of another type or size: floats from 0 to 1 would be read as black."""
+        fits, form = False, type(images).__name__
         if isinstance(images, np.ndarray):
-            found = f"{images.dtype} {[*images.shape]}"
+            form = f"{images.dtype} {[*images.shape]}"
             sizes = zip(self.shape, images.shape[1:], strict=False)
             fits = (images.dtype, images.ndim) == (np.uint8, 4) and all(a == b for a, b in sizes)
         wanted = ", ".join(map(str, self.shape))
-        require(fits, "images", found, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
+        require(fits, "images", form, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
 
     def __repr__(self) -> str:
         return f"<SavedModel {self.config.method} after round {self.round + 1}: {self.accuracy} %>"
 
 
 def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
-    """Load the global model that `--save-model` kept of a run.
+    """Load the global model that a run with `--save-model` kept.
 
     Args:
         run: the folder of the run.
@@ -166,21 +163,21 @@ def _about(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             return json.loads(file.metadata()[_ABOUT_KEY])
     except FileNotFoundError:
-        there = path.parent.is_dir()
-        why = ": was the run made with --save-model (save_model=True)?" if there else ", nor is its folder"
-        raise BadInput(f"{path} is not there{why}") from None
+        if not path.parent.is_dir():
+            raise BadInput(f"there is no folder {path.parent}") from None
+        raise BadInput(f"there is no {path}; was the run made with --save-model (save_model=True)?") from None
     except (OSError, SafetensorError, TypeError, KeyError, ValueError):
         raise BadInput(f"{path} does not hold weights of flnl-bench") from None
 
 
 def _network(config: RunConfig, method: Method, channels: int, classes: int, weights: Weights) -> nn.Module:
-    """Build the method's model with these weights; its parts that stay on clients have none."""
+    """Build the method's model with these weights; parts that stay on clients are not in them."""
 
     def new_net() -> nn.Module:
         training = config.training
         return make_network(training.model, channels=channels, classes=classes, norm=training.norm)
 
-    with seeded(seed_of(config.seed, "initial weights"), CPU):  # for the parts that are built and not saved
+    with seeded(seed_of(config.seed, "initial weights"), CPU):  # of parts that are built but not saved
         network = method.build(new_net).requires_grad_(False).eval()
     odd = set(weights) - set(network_weights(network))
     if odd:
