@@ -108,7 +108,7 @@ def _source_name(source: Any) -> str:
 
 
 # -- the files of a run ------------------------------------------------------------------------------
-def rounds_of(record: RunRecord) -> list[RoundRow]:
+def whole_rounds(record: RunRecord) -> list[RoundRow]:
     """Read all rounds of a run."""
     rows, total = record.read_rounds(), record.config.training.rounds
     if len(rows) != total:
@@ -156,13 +156,3 @@ def panels_of(records: Sequence[RunRecord]) -> list[Panel]:
         for table in tables
         for setting in sorted({name for row in table.rows for name in row.runs}, key=setting_key)
     ]
-
-
-def titles_of(parts: Sequence[tuple[str, ...]]) -> tuple[str, list[str]]:
-    """Return the parts that all names have in common as one text, and the other parts of each name."""
-    common = [values[0] if len(set(values)) == 1 else None for values in zip(*parts, strict=True)]
-    own = [
-        " · ".join(part for part, shared in zip(name, common, strict=True) if shared is None)
-        for name in parts
-    ]
-    return " · ".join(part for part in common if part), own
