@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flnl_bench.declarations import declaration
 from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.leaderboards.comparability import NOISY
 from flnl_bench.leaderboards.cost import COST_COLUMNS, sent_numbers
@@ -18,6 +17,7 @@ from flnl_bench.leaderboards.paper import (
 )
 from flnl_bench.leaderboards.rows import Cell, Row
 from flnl_bench.leaderboards.table import Table, mark_table
+from flnl_bench.methods import declaration
 
 LEGEND = "Best in bold, second underlined."
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"  # kinds of rows
