@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench.aggregation import average, combined
 from flnl_bench.config import sampled_clients
+from flnl_bench.numerics import average, combined
 from flnl_bench.random_streams import stream
 from flnl_bench.ranges import check_ranges
 

@@ -1,18 +1,21 @@
-"""The methods that plugins offer: their names, variants and hyper-parameters, and what else plugins add."""
+"""The methods of all plugins: names, variants, hyper-parameters, and declarations of how tables show them."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
 import importlib
+import importlib.util
 import math
 import os
 import re
+import tomllib
 import types
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
@@ -25,13 +28,13 @@ from flnl_bench.registry import METHODS_HOOK, Plugins, Registry, Source, install
 if TYPE_CHECKING:
     from flnl_bench.api import Method
 
-TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")  # as written after --set key=
-
-KINDS = "int, float, bool, str, Literal[...] or one of them | None"  # what a hyper-parameter may be
+TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")  # spellings after --set key=
+HYPERPARAMETER_TYPES = "int, float, bool, str, Literal[...] or one of them | None"
+DECLARATIONS = "methods.toml"  # the file of a package, next to its __init__.py
 
 
 def check_method(cls: Any) -> None:
-    """Refuse what is not a method class that can be listed, set and run."""
+    """Refuse an entry that is not a method class which can be listed, configured and run."""
     from flnl_bench.api import Method
 
     is_method = isinstance(cls, type) and issubclass(cls, Method)
@@ -39,7 +42,7 @@ def check_method(cls: Any) -> None:
         raise BadInput(f"{cls!r} is not a Method class with a name")
     try:
         check_class(cls)
-    except Exception as error:  # also from the class's own code
+    except Exception as error:  # may come from the class's own code
         why = str(error) if isinstance(error, BadInput) else one_line(error)
         raise BadInput(f"class {cls.__name__}: {why}") from None
 
@@ -50,13 +53,13 @@ def _no_methods() -> Registry[type[Method]]:
 
 @dataclass
 class Methods:
-    """The methods found, and what else there is to say about plugins."""
+    """The methods and other entries of some plugins, and the problems of these plugins."""
 
     methods: Registry[type[Method]] = field(default_factory=_no_methods)
     plugins: dict[str, str] = field(default_factory=dict)  # plugin → distribution
     problems: list[str] = field(default_factory=list)
-    tables: dict[str, Registry[Any]] = field(default_factory=dict)  # of all kinds, methods too
-    sources: Mapping[str, Source] = field(default_factory=dict)  # of all plugins, also of those that failed
+    tables: dict[str, Registry[Any]] = field(default_factory=dict)  # kind → registry, with methods
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of all plugins, failed ones included
     failed: Mapping[str, str] = field(default_factory=dict)  # plugin → why it could not be loaded
 
     @property
@@ -65,20 +68,20 @@ class Methods:
         return self.methods.origin
 
     def add(self, plugin: str, cls: type[Method]) -> None:
-        """Register one class of a plugin, or note why not."""
+        """Register a class of a plugin, or note the problem."""
         if problem := self.methods.add(plugin, cls):
             self.problems.append(problem)
 
     def names(self) -> list[str]:
-        """All methods and variants."""
+        """Return the names of all methods and variants."""
         return [name for m, cls in self.methods.items() for name in (m, *(f"{m}/{v}" for v in cls.variants))]
 
     def method_class(self, name: str) -> type[Method]:
-        """The class behind the name of a method or variant."""
+        """Return the class of a method or variant."""
         return self._find(name)[0]
 
     def variant_values(self, name: str) -> Mapping[str, Any]:
-        """The hyper-parameters that a variant changes or adds; none of a method."""
+        """Return the hyper-parameters that a variant changes or adds; none for a method."""
         return self._find(name)[1]
 
     def _find(self, name: str) -> tuple[type[Method], Mapping[str, Any]]:
@@ -89,7 +92,7 @@ class Methods:
         return (variant_class(cls, variant), variant_values(cls, variant)) if slash else (cls, {})
 
     def make(self, name: str, preset: Mapping[str, Any], changes: Mapping[str, str]) -> Method:
-        """A method with its preset values, its variant's values and the user's `key=value` changes."""
+        """Make a method from the preset's values, its variant's values and the user's `key=value` changes."""
         cls, variant = self._find(name)
         kinds = hyperparameters(cls)
         for key in preset:
@@ -103,7 +106,7 @@ class Methods:
             raise BadInput(f"{name}: {one_line(error)}") from None
 
     def parse(self, name: str, changes: Mapping[str, str], where: str = "--set ") -> dict[str, Any]:
-        """The values of changed hyper-parameters from their texts; errors say `where` they are written."""
+        """Parse changed hyper-parameters; `where` precedes the name in errors."""
         kinds = hyperparameters(self.method_class(name))
         for key in changes:
             if key not in kinds:
@@ -112,7 +115,7 @@ class Methods:
 
 
 def load_methods(plugins: Plugins | None = None) -> Methods:
-    """Everything that the plugins add, by default those that are installed now."""
+    """Load the entries of all kinds from these plugins, by default from the installed ones."""
     from flnl_bench.data import DATASETS
     from flnl_bench.models import MODELS
     from flnl_bench.scenario import NOISES, PARTITIONS
@@ -128,12 +131,11 @@ def load_methods(plugins: Plugins | None = None) -> Methods:
         "trackers": TRACKERS,
     }
     tables = {"methods": methods, **{kind: plugins.complete(table) for kind, table in others.items()}}
-    found = plugins.found, plugins.failed
-    return Methods(methods, plugins.owners, plugins.problems, tables, *found)
+    return Methods(methods, plugins.owners, plugins.problems, tables, plugins.sources, plugins.failed)
 
 
 def default_methods() -> Methods:
-    """The registry of this process."""
+    """Return the methods and other entries of this process's plugins."""
     return _methods_of(installed())
 
 
@@ -143,11 +145,11 @@ def _methods_of(plugins: Plugins) -> Methods:
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
-    """Use what a Python file adds, in this process and in those that it starts; read anew if it has changed.
+    """Use the entries of a Python file in this process and its child processes; read it again if it changed.
 
     Args:
-        file: defines methods, or other kinds, or implements the hooks of a plugin. One that cannot be read is
-            refused and forgotten; of entries that cannot be used, a warning tells.
+        file: defines methods or other entries, or implements the hooks of a plugin. A file that cannot be
+            loaded is refused; an entry that cannot be used gives a warning.
     """
     before = os.environ.get(plugin_files.VARIABLE, "")
     use_plugin_files([Path(file)])
@@ -161,9 +163,9 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
             warnings.warn(problem, stacklevel=2)
 
 
-# -- hyper-parameters on the command line -----------------------------------------------------------
+# -- hyper-parameters --------------------------------------------------------------------------------
 def hyperparameters(cls: type[Method]) -> dict[str, Any]:
-    """The type of each hyper-parameter of a method."""
+    """Return the type of each hyper-parameter of a method."""
     hints = _hints(cls)  # type: ignore[arg-type]
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
@@ -174,33 +176,33 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def values_of(method: Method) -> dict[str, Any]:
-    """The value of each hyper-parameter."""
+    """Return the value of each hyper-parameter."""
     values: dict[str, Any] = dataclasses.asdict(method)  # type: ignore[call-overload]
     return values
 
 
 def kind_name(kind: Any) -> str:
-    """A type as it is written."""
+    """Return a type as an author writes it."""
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def variant_class(cls: type[Method], variant: str) -> type[Method]:
-    """The class of a variant: the method's own, or the subclass that is declared as "module:Class".
+    """Return the class of a variant: the method's own, or a subclass that is declared as "module:Class".
 
-    The module is imported when the variant is asked for; without a module, it is that of the method.
+    The module is imported on first use; ":Class" means the method's own module.
     """
     target = cls.variants[variant]
     if not isinstance(target, str):
         return cls
     module, _, name = target.rpartition(":")
-    found = getattr(importlib.import_module(module or cls.__module__), name, None)
-    if not (isinstance(found, type) and issubclass(found, cls)):
+    subclass = getattr(importlib.import_module(module or cls.__module__), name, None)
+    if not (isinstance(subclass, type) and issubclass(subclass, cls)):
         raise BadInput(f"variant {variant!r} is {target!r}, but must be a subclass of {cls.__name__}")
-    return found
+    return subclass
 
 
 def variant_values(cls: type[Method], variant: str) -> Mapping[str, Any]:
-    """The hyper-parameters of a variant that the method itself does not have, or has with another value."""
+    """Return the hyper-parameters of a variant that the method lacks or has with another value."""
     declared = cls.variants[variant]
     if not isinstance(declared, str):
         return declared
@@ -215,15 +217,15 @@ def check_class(cls: type[Method]) -> None:
             raise BadInput(f"{name!r} is not lower-case words joined by dashes")
     _check_hyperparameters(cls)
     for variant in cls.variants:
-        found = variant_class(cls, variant)
-        if found is cls:
+        subclass = variant_class(cls, variant)
+        if subclass is cls:
             _check_values(cls, variant_values(cls, variant), f"variant {variant!r}")
         else:
-            _check_hyperparameters(found)
+            _check_hyperparameters(subclass)
 
 
 def _check_hyperparameters(cls: type[Method]) -> None:
-    check_hooks(cls)
+    _check_hooks(cls)
     kinds = hyperparameters(cls)
     if "version" in kinds:
         raise BadInput("version is not a hyper-parameter: write it without a type, as in version = 2")
@@ -232,7 +234,9 @@ def _check_hyperparameters(cls: type[Method]) -> None:
     defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key, kind in kinds.items():
         if not (_base(kind) in (int, float, bool, str) or typing.get_origin(_base(kind)) is Literal):
-            raise BadInput(f"hyper-parameter {key!r} is annotated {kind_name(kind)}, but may be {KINDS}")
+            raise BadInput(
+                f"hyper-parameter {key!r} is annotated {kind_name(kind)}, but may be {HYPERPARAMETER_TYPES}"
+            )
         if defaults[key] is dataclasses.MISSING:
             raise BadInput(f"hyper-parameter {key!r} has no default")
         if key in ranges_of(cls) and _base(kind) not in (int, float):
@@ -250,8 +254,8 @@ def _check_values(cls: type[Method], values: Mapping[str, Any], where: str) -> N
     cls(**values)
 
 
-def check_hooks(cls: type[Method]) -> None:
-    """Refuse a function whose name is nearly that of a hook: it would never be called."""
+def _check_hooks(cls: type[Method]) -> None:
+    """Refuse a function with nearly the name of a hook: it would never be called."""
     from flnl_bench.api import Method
 
     hooks = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
@@ -259,19 +263,19 @@ def check_hooks(cls: type[Method]) -> None:
     for parent in cls.__mro__[: cls.__mro__.index(Method)]:
         for name, value in vars(parent).items():
             near = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
-            # A name that has a whole hook in it, as `_loss` and `resample` have, is no slip.
+            # A name that contains the hook, such as `_loss` or `resample`, is not a spelling mistake.
             if isinstance(value, types.FunctionType) and near and near[0] not in name:
-                raise BadInput(f"{name!r} is no hook; did you mean {near[0]!r}? If not, call it otherwise")
+                raise BadInput(f"{name!r} is no hook; did you mean {near[0]!r}? If not, rename it")
 
 
 def _base(kind: Any) -> Any:
-    """X of `X | None`; any other type itself."""
+    """Return X for `X | None`; any other type unchanged."""
     options = [option for option in typing.get_args(kind) if option is not type(None)]
     return options[0] if typing.get_origin(kind) in (Union, types.UnionType) and len(options) == 1 else kind
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; a whole number is a number."""
+    """Return whether a value has a type; an int is also a float."""
     base = _base(kind)
     if value is None and base is not kind:
         return True
@@ -283,12 +287,12 @@ def _fits(value: Any, kind: Any) -> bool:
 def _unknown_key(method: str, where: str, key: str, kinds: Mapping[str, Any]) -> BadInput:
     if not kinds:
         return BadInput(f"{where}: {method} has no hyper-parameters")
-    told = f"has no such hyper-parameter{nearest(key, kinds)} (it has: {', '.join(sorted(kinds))})"
-    return BadInput(f"{where}: {method} {told}")
+    problem = f"has no such hyper-parameter{nearest(key, kinds)} (it has: {', '.join(sorted(kinds))})"
+    return BadInput(f"{where}: {method} {problem}")
 
 
 def parse_value(where: str, text: str, kind: Any) -> Any:
-    """A value of the declared type from its text; `where` it is written is for the error."""
+    """Parse a value of the declared type; `where` begins the error message."""
     base = _base(kind)
     if base is not kind and text.lower() == "none":
         return None
@@ -301,11 +305,97 @@ def parse_value(where: str, text: str, kind: Any) -> Any:
         if text.lower() not in (*TRUE, *FALSE):
             raise BadInput(f"{where}={text}: expected true or false")
         return text.lower() in TRUE
-    what = "a whole number" if base is int else "a number"
+    expected = "a whole number" if base is int else "a number"
     try:
         value = base(text)
     except ValueError:
-        raise BadInput(f"{where}={text}: expected {what}") from None
-    if base in (int, float) and not abs(value) < (2**31 if base is int else math.inf):  # also not a number
-        raise BadInput(f"{where}={text}: expected {what} {'below 2^31' if base is int else 'that is finite'}")
+        raise BadInput(f"{where}={text}: expected {expected}") from None
+    limit, bound = (2**31, "below 2^31") if base is int else (math.inf, "that is finite")
+    if base is not str and not abs(value) < limit:  # `not <` refuses NaN too
+        raise BadInput(f"{where}={text}: expected {expected} {bound}")
     return value
+
+
+# -- how methods are shown ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Declaration:
+    """How a method or variant is shown; plots choose a missing look from the name.
+
+    A package declares its methods in `methods.toml`, a plugin file or single module by class attributes. Both
+    are read without an import, because every method imports torch and tables must not wait for it.
+    """
+
+    title: str = ""  # as in its paper: FedGR
+    colour: str = ""  # #rrggbb
+    marker: str = ""  # one of matplotlib's
+    dash: str = ""  # one of matplotlib's line styles
+    place: float = math.inf  # in tables: the smallest number first, then by name
+    paper_cost: str = ""  # the formula of its cost in the FedGR paper
+
+
+_FORMS = {"colour": r"#[0-9a-f]{6}", "marker": r"[.,ov^<>1-8spP*hH+xXDd|_]", "dash": r"-|--|-\.|:"}
+
+
+def declaration(name: str) -> Declaration:
+    """Return the declaration of a method or variant; an empty one if there is none."""
+    return declarations().get(name, Declaration())
+
+
+def declarations() -> Mapping[str, Declaration]:
+    """Return the declarations of all plugins by the name of the method or variant."""
+    return _declarations(installed())
+
+
+@functools.lru_cache(maxsize=1)
+def _declarations(plugins: Plugins) -> Mapping[str, Declaration]:
+    by_name: dict[str, Declaration] = {}
+    for source in plugins.sources.values():
+        try:
+            for name, values in _declared_in(source):
+                by_name.setdefault(name, _usable(values))  # the first plugin keeps the name
+        except (OSError, ValueError, SyntaxError):  # loading the plugin reports the problem
+            continue
+    return by_name
+
+
+def _declared_in(source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield names and their declared values from the files of a plugin."""
+    if source.file:
+        yield from _class_attributes(source.file)
+        return
+    spec = importlib.util.find_spec(source.where.partition(":")[0].partition(".")[0])  # imports nothing
+    for folder in (spec and spec.submodule_search_locations) or ():
+        file = Path(folder) / DECLARATIONS
+        if file.is_file():
+            yield from tomllib.loads(file.read_text(encoding="utf-8")).items()
+        return
+    if spec and spec.origin:
+        yield from _class_attributes(Path(spec.origin))
+
+
+def _class_attributes(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the constant class attributes of each method in a module."""
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.ClassDef):
+            values = {
+                target.id: line.value.value
+                for line in node.body
+                if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+                for target in line.targets
+                if isinstance(target, ast.Name)
+            }
+            if isinstance(name := values.get("name"), str):
+                yield name, values
+
+
+def _usable(values: Mapping[str, Any]) -> Declaration:
+    """Make a declaration of the valid values; the others are left out."""
+    good = {}
+    for key in (declared.name for declared in dataclasses.fields(Declaration)):
+        value = values.get(key) if isinstance(values, Mapping) else None
+        kind = float if key == "place" else str
+        if isinstance(value, int) and kind is float:
+            value = float(value)
+        if isinstance(value, kind) and re.fullmatch(_FORMS.get(key, r"(?s).*"), str(value)):
+            good[key] = value
+    return Declaration(**good)  # type: ignore[arg-type]

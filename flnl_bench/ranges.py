@@ -1,4 +1,4 @@
-"""The numbers that a hyper-parameter may have: declared with its type, checked whenever a method is made."""
+"""Ranges of hyper-parameters: declared with the type, checked whenever a method is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Range:
 
     low: float = 0.0
     high: float = math.inf
-    above: bool = False  # low itself is not allowed
+    above: bool = False  # `low` itself is excluded
 
     def __str__(self) -> str:
         begin = f"{'above' if self.above else 'from'} {self.low:g}"
@@ -27,7 +27,7 @@ class Range:
         return f"{begin} {'and at most' if self.above else 'to'} {self.high:g}"
 
     def check(self, name: str, value: float | None) -> None:
-        """Refuse a value outside of the range, NaN and infinity."""
+        """Refuse a value outside the range, NaN and infinity."""
         if value is not None:
             above_low = self.low < value if self.above else self.low <= value
             require(above_low and value <= self.high and value < math.inf, name, value, f"a number {self}")
@@ -40,7 +40,7 @@ Positive = Annotated[float, Range(above=True)]
 
 
 def ranges_of(cls: type) -> Mapping[str, Range]:
-    """The declared range of each hyper-parameter that has one."""
+    """Return the declared range of each hyper-parameter that has one."""
     return _ranges(cls)
 
 
@@ -48,19 +48,19 @@ def ranges_of(cls: type) -> Mapping[str, Range]:
 def _ranges(cls: Any) -> Mapping[str, Range]:
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
-    except Exception:  # what is wrong with the annotations is told when the method is registered
+    except Exception:  # the registration of the method reports wrong annotations
         return {}
-    return {name: found for name, hint in hints.items() if (found := _range(hint))}
+    return {name: declared for name, hint in hints.items() if (declared := _range(hint))}
 
 
 def _range(hint: Any) -> Range | None:
-    """The range within a type: of `Annotated[float, Range(0, 1)]`, also as `… | None`."""
+    """Return the range in `Annotated[float, Range(0, 1)]`, with or without `| None`."""
     extras = [extra for part in (hint, *typing.get_args(hint)) for extra in getattr(part, "__metadata__", ())]
     return next((extra for extra in extras if isinstance(extra, Range)), None)
 
 
 def check_ranges(owner: object) -> None:
-    """Refuse an object with a value outside of its declared range."""
+    """Refuse an object with a value outside its declared range."""
     for name, allowed in ranges_of(type(owner)).items():
         allowed.check(name, getattr(owner, name))
 
@@ -68,6 +68,6 @@ def check_ranges(owner: object) -> None:
 def bounded(
     owner: object, *names: str, low: float = 0.0, high: float = math.inf, above: bool = False
 ) -> None:
-    """Refuse attributes that are not numbers from low to high, or above low; None is left alone."""
+    """Refuse attributes that are not numbers from low to high, or above low; None is allowed."""
     for name in names:
         Range(low, high, above).check(name, getattr(owner, name))

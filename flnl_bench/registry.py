@@ -1,8 +1,8 @@
-"""Tables of kinds: the built-in entries by name, and what plugins add to them through pluggy hooks.
+"""Registries of methods, data sets and so on: built-in entries, and those that plugins add with pluggy hooks.
 
-A plugin that fails to import, and an entry that cannot be used or has a name that is taken, is reported
-by name and skipped; it never takes the program down. Plugins are imported when a name is asked for that
-is not built in, in whatever process asks, so that worker processes find the same entries.
+A plugin that cannot be imported, an entry that cannot be used, and an entry whose name is taken are reported
+and skipped; they do not stop the program. Plugins are imported when a name is not built in. Each process
+does so for itself, so worker processes find the same entries.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from flnl_bench.trackers import Tracker
 
 GROUP = "flnl_bench"
-OWN = "flnl-bench"  # this project's distribution, and where built-in entries come from
+OWN_DISTRIBUTION = "flnl-bench"  # the origin of built-in entries
 METHODS_HOOK = "flnl_register_methods"
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
-E = TypeVar("E")
+Entry = TypeVar("Entry")
 
 
 class Hooks:
@@ -75,8 +75,8 @@ class Hooks:
 
 HOOKS = [name for name in vars(Hooks) if name.startswith("flnl_register_")]
 
-# What a plugin file without hooks offers: subclasses and instances of these that are defined there. If the
-# module of one is not loaded, the file cannot have any.
+# The entries of a plugin file without hooks: subclasses and instances of these that it defines. A file cannot
+# define any of a module that is not loaded.
 CLASSES = {
     METHODS_HOOK: ("flnl_bench.api", "Method"),
     "flnl_register_trackers": ("flnl_bench.trackers", "Tracker"),
@@ -89,26 +89,26 @@ INSTANCES = {
 }
 
 
-class Registry(dict[str, E]):
-    """The built-in entries of one kind by name; `find`, `match` and `complete` see those of plugins too."""
+class Registry(dict[str, Entry]):
+    """The built-in entries of one kind by name; `find`, `match` and `complete` include those of plugins."""
 
     def __init__(
         self, what: str, hook: str, check: Callable[[Any], None], entries: Iterable[Any] = ()
     ) -> None:
-        """Build a table.
+        """Build a registry.
 
         Args:
-            what: one entry in a word or two, for messages.
-            hook: by which plugins add to it.
-            check: raises BadInput for what cannot be an entry.
-            entries: those that are built in; each has a `name`.
+            what: the kind of its entries, for messages.
+            hook: the hook with which plugins add entries.
+            check: raises BadInput if an object cannot be an entry.
+            entries: the built-in entries; each has a `name`.
         """
         super().__init__((entry.name, entry) for entry in entries)
         self.what, self.hook, self.check = what, hook, check
-        self.origin = dict.fromkeys(self, OWN)  # entry → plugin
+        self.origin = dict.fromkeys(self, OWN_DISTRIBUTION)  # entry → plugin
 
     def add(self, plugin: str, entry: Any) -> str | None:
-        """Take an entry of a plugin, or say why not."""
+        """Add an entry of a plugin, or return the problem."""
         try:
             self.check(entry)
             if entry.name in self:
@@ -120,25 +120,25 @@ class Registry(dict[str, E]):
         self.origin[entry.name] = plugin
         return None
 
-    def complete(self) -> Registry[E]:
-        """This table with the entries of all installed plugins."""
+    def complete(self) -> Registry[Entry]:
+        """Return this registry with the entries of all plugins."""
         return installed().complete(self)
 
-    def find(self, name: str) -> E:
-        """The entry of this name; plugins are asked only if it is not built in."""
+    def find(self, name: str) -> Entry:
+        """Return the entry of this name; plugins are imported only if it is not built in."""
         entry = self.get(name) or self.complete().get(name)
         if entry is None:
             raise unknown(self.what, name, self.complete())
         return entry
 
-    def match(self, text: str) -> tuple[E, str | None] | None:
-        """The entry with the longest name that begins `text`, and what follows the dash after it."""
-        found = self._longest(text)
-        if found is None or (found[1] or "")[:1].isalpha():  # perhaps a longer name, of a plugin
-            found = self.complete()._longest(text)
-        return found
+    def match(self, text: str) -> tuple[Entry, str | None] | None:
+        """Return the entry with the longest name that begins `text`, and the rest after its dash."""
+        match = self._longest(text)
+        if match is None or (match[1] or "")[:1].isalpha():  # a plugin may have a longer name
+            match = self.complete()._longest(text)
+        return match
 
-    def _longest(self, text: str) -> tuple[E, str | None] | None:
+    def _longest(self, text: str) -> tuple[Entry, str | None] | None:
         names = [name for name in self if text == name or text.startswith(f"{name}-")]
         if not names:
             return None
@@ -147,14 +147,17 @@ class Registry(dict[str, E]):
 
 
 def check_entry(kind: type[Any], entry: Any, numbers: bool = True) -> None:
-    """Refuse what is no `kind` with a help line and a name; names of kinds that take numbers have none."""
+    """Refuse an entry that is not a `kind` with a valid name and a help line; see `check_name`."""
     if not isinstance(entry, kind):
         raise BadInput(f"{entry!r} is not a {kind.__name__}")
     check_name(kind.__name__, entry.name, entry.help, numbers)
 
 
 def check_name(kind: str, name: object, help: object, numbers: bool = True) -> None:
-    """Refuse a name that is not made of words, and a missing help line."""
+    """Refuse a name that is not words joined by dashes, and an empty help line.
+
+    Entries whose names are followed by parameters may have no word that begins with a digit (`numbers`).
+    """
     word = "[a-z0-9]+" if numbers else "[a-z][a-z0-9]*"
     if not isinstance(name, str) or not re.fullmatch(rf"[a-z][a-z0-9]*(-{word})*", name):
         rule = "lower-case words joined by dashes" + ("" if numbers else ", each beginning with a letter")
@@ -164,13 +167,13 @@ def check_name(kind: str, name: object, help: object, numbers: bool = True) -> N
 
 
 def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function of an entry gives; an error that it did not mean for users names it and the line."""
+    """Call a function of a plugin's entry; an unexpected error is raised again with its line."""
     try:
         return function(*arguments)
     except (BadInput, MissingData, BrokenContract):
         raise
     except OSError as error:
-        if error.filename:  # what could not be read is told by its name
+        if error.filename:  # its message names the file
             raise
         raise BadInput(f"{what}: {one_line(error)}") from error
     except Exception as error:
@@ -181,7 +184,7 @@ def call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a plugin comes from."""
+    """The origin of a plugin, and how to load it."""
 
     owner: str  # its distribution, or "file"
     version: str
@@ -191,51 +194,51 @@ class Source:
 
 
 class Plugins:
-    """The plugins of a process: each is imported when it is first asked, in a net of its own."""
+    """The plugins of a process; each is imported on first use, and its errors are caught."""
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
-        """Look for entry points, then for files; this project comes first, so that nobody takes a name."""
-        found = [(entry.dist.name if entry.dist else "?", entry) for entry in entry_points(group=GROUP)]
-        self.found: dict[str, Source] = {}  # by the name of the plugin
-        for owner, entry in sorted(found, key=lambda pair: pair[0] != OWN):
-            name = f"{owner}:{entry.name}" if entry.name in self.found else entry.name
+        """Look for entry points, then for files; this project comes first, so its names cannot be taken."""
+        installed = [(entry.dist.name if entry.dist else "?", entry) for entry in entry_points(group=GROUP)]
+        self.sources: dict[str, Source] = {}  # plugin → where it comes from
+        for owner, entry in sorted(installed, key=lambda pair: pair[0] != OWN_DISTRIBUTION):
+            name = f"{owner}:{entry.name}" if entry.name in self.sources else entry.name
             version = getattr(entry.dist, "version", "?")
-            self.found[name] = Source(owner, version, entry.value, functools.partial(_loaded, entry))
+            self.sources[name] = Source(owner, version, entry.value, functools.partial(_loaded, entry))
         for file in files:
-            name = f"file:{file.stem}" if file.stem in self.found else file.stem
-            name = str(file) if name in self.found else name
+            name = f"file:{file.stem}" if file.stem in self.sources else file.stem
+            name = str(file) if name in self.sources else name
             load = functools.partial(plugin_files.import_file, file)
-            self.found[name] = Source("file", "", str(file), load, file)
-        self.loaded: dict[str, dict[str, list[Any]]] = {}  # plugin → hook → what it offers
-        self.tables: dict[str, Registry[Any]] = {}  # hook → complete table
+            self.sources[name] = Source("file", "", str(file), load, file)
+        self.loaded: dict[str, dict[str, list[Any]]] = {}  # plugin → hook → entries
+        self.tables: dict[str, Registry[Any]] = {}  # hook → complete registry
         self.problems: list[str] = []
-        self.failed: dict[str, str] = {}  # why a plugin could not be loaded
+        self.failed: dict[str, str] = {}  # plugin → why it could not be loaded
 
     @property
     def owners(self) -> dict[str, str]:
-        """The distribution of each plugin that could be loaded."""
-        return {plugin: self.found[plugin].owner for plugin, offers in self.loaded.items() if offers}
+        """Return the distribution of each plugin that has entries."""
+        return {plugin: self.sources[plugin].owner for plugin, offers in self.loaded.items() if offers}
 
-    def complete(self, table: Registry[E]) -> Registry[E]:
-        """A table with what all plugins add to it."""
+    def complete(self, table: Registry[Entry]) -> Registry[Entry]:
+        """Return a registry with the entries of all plugins."""
         if table.hook not in self.tables:
             full = self.tables[table.hook] = Registry(table.what, table.hook, table.check, table.values())
-            for plugin, source in self.found.items():
+            for plugin, source in self.sources.items():
                 # This project's other kinds are built in, and its methods take seconds to import.
-                if source.owner != OWN or table.hook == METHODS_HOOK:
-                    told = [full.add(plugin, entry) for entry in self.offers(plugin).get(table.hook, ())]
-                    self.problems += filter(None, told)
+                if source.owner != OWN_DISTRIBUTION or table.hook == METHODS_HOOK:
+                    problems = [full.add(plugin, entry) for entry in self.offers(plugin).get(table.hook, ())]
+                    self.problems += filter(None, problems)
         return self.tables[table.hook]
 
     def offers(self, plugin: str) -> dict[str, list[Any]]:
-        """What a plugin adds, by hook; nothing if it cannot be loaded."""
+        """Return the entries of a plugin by hook; none if it cannot be loaded."""
         if plugin not in self.loaded:
-            source = self.found[plugin]
+            source = self.sources[plugin]
             try:
                 offered = self.loaded[plugin] = _offered(source.load(), bare=source.file is not None)
-                if not any(offered.values()) and source.owner != OWN:
+                if not any(offered.values()) and source.owner != OWN_DISTRIBUTION:
                     missing = (
-                        "nothing that flnl-bench knows is in it" if source.file else "is @hookimpl missing?"
+                        "it defines no entry of a known kind" if source.file else "is @hookimpl missing?"
                     )
                     self.problems.append(f"plugin {plugin!r} ({source.where}) offers nothing ({missing})")
             except (Exception, SystemExit) as error:
@@ -245,16 +248,20 @@ class Plugins:
         return self.loaded[plugin]
 
     def source_of(self, hook: str, name: str) -> Source | None:
-        """The plugin that an entry comes from; None if it is built in."""
-        return self.found.get(self.tables[hook].origin.get(name, OWN)) if hook in self.tables else None
+        """Return the origin of an entry from a plugin; None if it is built in."""
+        return (
+            self.sources.get(self.tables[hook].origin.get(name, OWN_DISTRIBUTION))
+            if hook in self.tables
+            else None
+        )
 
 
 def _loaded(entry: EntryPoint) -> object:
-    """An installed plugin, if it was written for this version of the API."""
+    """Load an installed plugin, and refuse one for a newer version of the API."""
     try:
         plugin = entry.load()
     except Exception:
-        # It may have failed because it asked for something newer; that says more than an ImportError.
+        # A plugin for a newer API may fail on import; its version says more than an ImportError.
         if content := _content(entry):
             plugin_files.check_api(plugin_files.wanted_api(content, entry.value))
         raise
@@ -263,7 +270,7 @@ def _loaded(entry: EntryPoint) -> object:
 
 
 def _content(entry: EntryPoint) -> bytes | None:
-    """The source of an entry point's module, if it can be had without running it."""
+    """Return the source of an entry point's module without running it, if that is possible."""
     try:
         spec = importlib.util.find_spec(entry.value.partition(":")[0])
         content = Path(spec.origin).read_bytes() if spec and spec.origin else None
@@ -273,7 +280,7 @@ def _content(entry: EntryPoint) -> bytes | None:
 
 
 def _offered(plugin: object, bare: bool = False) -> dict[str, list[Any]]:
-    """Ask one plugin for its entries, in a manager of its own: no plugin can spoil another."""
+    """Return the entries of one plugin; it has its own manager, so plugins cannot affect each other."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     manager.register(plugin)
@@ -293,7 +300,7 @@ def _entries(hook: str, answer: object) -> list[Any] | tuple[Any, ...]:
 
 
 def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
-    """The entries that a module without hooks defines; a class without a name may be a base of others."""
+    """Return the entries that a module without hooks defines; a parent class without a name is not one."""
     values = list({id(value): value for key, value in names.items() if key[0] != "_"}.values())
     offered: dict[str, list[Any]] = {}
     for hook, (module, kind) in (CLASSES | INSTANCES).items():
@@ -302,27 +309,27 @@ def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
             offered[hook] = [value for value in values if isinstance(value, base)]
             continue
         own = [v for v in values if isinstance(v, type) and v.__module__ == names["__name__"]]
-        found = [cls for cls in own if issubclass(cls, base)]
-        parents = {parent for cls in found for parent in cls.__mro__[1:]}
+        classes = [cls for cls in own if issubclass(cls, base)]
+        parents = {parent for cls in classes for parent in cls.__mro__[1:]}
         offered[hook] = [
             cls
-            for cls in found
-            if (hasattr(cls, "name") or cls not in parents) and cls.__name__ not in _variants(found)
+            for cls in classes
+            if (hasattr(cls, "name") or cls not in parents) and cls.__name__ not in _variants(classes)
         ]
     return offered
 
 
 def _variants(classes: Iterable[Any]) -> set[str]:
-    """The names of classes that are variants of methods, and no methods of their own."""
+    """Return the names of classes that are declared as variants, so not as methods."""
     declared = [target for cls in classes for target in getattr(cls, "variants", {}).values()]
     return {target.rpartition(":")[2] for target in declared if isinstance(target, str)}
 
 
 def _why(error: BaseException, source: Source) -> str:
-    """What is wrong with a plugin that could not be loaded, in one line; with the line of a file."""
+    """Describe in one line why a plugin could not be loaded; for a file with the line number."""
     if isinstance(error, BadInput):
         return str(error)
-    if isinstance(error, pluggy.PluginValidationError):  # says why in its last line
+    if isinstance(error, pluggy.PluginValidationError):  # its last line has the reason
         return f"{type(error).__name__}: {'; '.join(str(error).splitlines()[1:]) or error}"
     if source.file and not isinstance(error, SyntaxError | OSError):
         frames = "".join(traceback.format_exception(error))
@@ -331,7 +338,7 @@ def _why(error: BaseException, source: Source) -> str:
 
 
 def installed() -> Plugins:
-    """The plugins of this process: installed ones, and files."""
+    """Return the plugins of this process: installed packages and files."""
     return _installed(os.environ.get(plugin_files.VARIABLE, ""))
 
 
@@ -341,6 +348,6 @@ def _installed(variable: str) -> Plugins:
 
 
 def use_plugin_files(files: Iterable[Path]) -> None:
-    """Add plugin files to this process and those that it starts; they are read when they are asked."""
+    """Add plugin files to this process and its child processes; they are imported on first use."""
     plugin_files.use_files(files)
     _installed.cache_clear()

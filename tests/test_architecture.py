@@ -18,9 +18,8 @@ LAYERS = (
     {"errors", "random_streams", "processes", "escaping", "engine.ledger"},
     {"atomic_files", "input_files", "plugin_files", "ranges"},
     {"registry", "config"},
-    {"data", "trackers", "declarations"},
+    {"data", "trackers"},
     {"scenario", "models"},
-    {"aggregation"},
     {"numerics"},
     {"api", "noisy_clients"},
     {"methods", "engine", "results"},
@@ -34,7 +33,6 @@ LAYERS = (
 OWN_LAYER = ("engine.ledger",)  # modules that stand lower than their package
 LIGHT = ("cli", "methods", "registry", "config", "data", "scenario", "models", "leaderboards", "suite")
 LIGHT_FILES = (
-    "flnl_bench.declarations",
     "flnl_bench.results.run_record",
     "flnl_bench.results.run_folder",
     "flnl_bench.results.archive",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flnl_bench import plots, plugin_files, registry
-from flnl_bench.declarations import Declaration, declaration, declarations
 from flnl_bench.leaderboards.comparability import method_key
+from flnl_bench.methods import Declaration, declaration, declarations
 
 METHOD = """
 raise SystemExit("nobody imports this")
@@ -88,7 +88,7 @@ def test_the_example_of_the_documentation_declares_what_it_says(use):
 
 
 def test_reading_declarations_imports_no_method():
-    code = "import sys; from flnl_bench.declarations import declarations; assert declarations()['fedgr'];"
+    code = "import sys; from flnl_bench.methods import declarations; assert declarations()['fedgr'];"
     code += "assert not {'torch', 'flnl_methods'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

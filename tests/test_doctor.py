@@ -115,7 +115,7 @@ def test_ctrl_c_is_one_line(tmp_path, monkeypatch):
 def test_a_broken_plugin_is_wrong(asked, monkeypatch):
     plugins = Plugins()
     lame = EntryPoint("lame", "no_such_module", "flnl_bench")
-    plugins.found = {"lame": Source("lame-dist", "1.0", lame.value, lame.load)}
+    plugins.sources = {"lame": Source("lame-dist", "1.0", lame.value, lame.load)}
     monkeypatch.setattr(machine, "default_methods", lambda: load_methods(plugins))
     found = machine.list_plugins(asked)
     assert found.state == "wrong"

@@ -11,8 +11,8 @@ import pytest
 from command_line import flnl
 from synthetic_runs import hyperparameters_of, write_grid, write_run
 
-from flnl_bench.declarations import declarations
 from flnl_bench.leaderboards.comparability import SETTINGS
+from flnl_bench.methods import declarations
 
 pytestmark = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not on this machine")
 

@@ -10,8 +10,7 @@ from synthetic_runs import write_run
 
 import flnl_bench as fb
 from flnl_bench import plots
-from flnl_bench.declarations import declarations
-from flnl_bench.methods import default_methods
+from flnl_bench.methods import declarations, default_methods
 from flnl_bench.plots.style import COLOURS, MARKERS, label_text
 
 

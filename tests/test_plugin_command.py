@@ -25,7 +25,7 @@ from flnl_bench import (
     plugin_files,
     registry,
 )
-from flnl_bench.scaffold import KINDS
+from flnl_bench.scaffold import PLUGIN_KINDS
 from flnl_bench.testing import CHECKS, examine
 from flnl_bench.testing import checks as kit
 
@@ -47,7 +47,7 @@ def _no_plugin_files(monkeypatch):
 
 
 # -- new ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PLUGIN_KINDS)
 def test_a_new_plugin_of_every_kind_is_complete_and_runs_at_once(tmp_path, kind):
     name, module = f"my-{kind}", f"flnl_my_{kind}"
     assert flnl("plugin", "new", name, "--kind", kind, "--out", tmp_path).code == 0
@@ -74,10 +74,10 @@ def test_a_new_plugin_of_every_kind_is_complete_and_runs_at_once(tmp_path, kind)
     ("arguments", "said"),
     [
         (["My_Method"], "'My_Method': expected lower-case words joined by dashes"),
-        (["fedavg"], "there is a method 'fedavg' already (from 'methods')"),
-        (["sym", "--kind", "noise"], "there is a noise 'sym' already"),
+        (["fedavg"], "the method 'fedavg' exists already (from 'methods')"),
+        (["sym", "--kind", "noise"], "the noise 'sym' exists already"),
         (["mine", "--kind", "mthod"], "unknown kind 'mthod'; did you mean 'method'?"),
-        (["taken"], "taken is there already"),
+        (["taken"], "taken exists already"),
     ],
 )
 def test_a_plugin_that_cannot_be_made_is_refused_and_nothing_is_written(tmp_path, arguments, said):
@@ -90,10 +90,10 @@ def test_a_plugin_that_cannot_be_made_is_refused_and_nothing_is_written(tmp_path
 
 @pytest.mark.slow
 def test_new_plugins_pass_mypy_strict(tmp_path):
-    for kind in KINDS:
+    for kind in PLUGIN_KINDS:
         flnl("plugin", "new", f"my-{kind}", "--kind", kind, "--out", tmp_path)
     files = [*tmp_path.glob("*/*.py"), *tmp_path.glob("*/tests/*.py")]
-    path = os.pathsep.join(str(tmp_path / f"my-{kind}") for kind in KINDS)
+    path = os.pathsep.join(str(tmp_path / f"my-{kind}") for kind in PLUGIN_KINDS)
     command = [
         sys.executable,
         "-m",

@@ -79,9 +79,9 @@ def refusing(self: Method) -> None:
         (declared(__post_init__=refusing), "KeyError: 'rate'"),
         (
             declared(agregate=refusing),
-            "'agregate' is no hook; did you mean 'aggregate'? If not, call it otherwise",
+            "'agregate' is no hook; did you mean 'aggregate'? If not, rename it",
         ),
-        (declared(los=refusing), "'los' is no hook; did you mean 'loss'? If not, call it otherwise"),
+        (declared(los=refusing), "'los' is no hook; did you mean 'loss'? If not, rename it"),
     ],
 )
 def test_a_class_that_cannot_be_used_is_skipped_with_the_reason(cls, why):

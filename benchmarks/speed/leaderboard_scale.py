@@ -20,9 +20,8 @@ import time
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
-from flnl_bench.declarations import declarations
 from flnl_bench.leaderboards.comparability import SETTINGS
-from flnl_bench.methods import default_methods, values_of
+from flnl_bench.methods import declarations, default_methods, values_of
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import COSTS, COUNTS, RoundRow, RunRecord, ScenarioFacts, summarise
 from flnl_bench.running.presets import load_preset

@@ -28,8 +28,7 @@ _Rows = list[dict[str, Any]]  # each with a name and a description
 
 def _methods() -> _Rows:
     """Methods and variants, with their hyper-parameters."""
-    from flnl_bench.declarations import declaration
-    from flnl_bench.methods import default_methods, variant_values
+    from flnl_bench.methods import declaration, default_methods, variant_values
 
     registry = default_methods()
     return [

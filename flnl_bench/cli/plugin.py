@@ -29,13 +29,13 @@ def new(
     out: Annotated[Path, option(FILES, "DIR", "Where the folder NAME is made.")] = Path(),
 ) -> None:
     """Write a complete package with a working example, a test and a README."""
-    from flnl_bench.scaffold import KINDS, new_plugin
+    from flnl_bench.scaffold import PLUGIN_KINDS, new_plugin
 
     folder = new_plugin(name, kind, out)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     print(f"made {folder}: {', '.join(files)}")
     print(f"next  pip install -e {folder}")
-    print(f"      flnl-bench run {KINDS[kind][1].replace('NAME', name)}")
+    print(f"      flnl-bench run {PLUGIN_KINDS[kind][1].replace('NAME', name)}")
     print(f"      flnl-bench plugin check {name}")
 
 
@@ -86,7 +86,7 @@ def check(
 
 def select_entries(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:
     """Return the named plugins, and the entries to check: (kind, table, entry)."""
-    from flnl_bench.registry import OWN
+    from flnl_bench.registry import OWN_DISTRIBUTION
 
     everything = [
         (kind.removesuffix("s"), table, table[name])
@@ -105,7 +105,7 @@ def select_entries(registry: Methods, what: str | None) -> tuple[list[str], list
         file = Path(what).expanduser().absolute()
         plugins = [name for name, source in registry.sources.items() if source.file == file]
     else:
-        plugins = [name for name, source in registry.sources.items() if source.owner != OWN]
+        plugins = [name for name, source in registry.sources.items() if source.owner != OWN_DISTRIBUTION]
         if not plugins:
             raise BadInput("there is no plugin but our own; name a FILE.py, or an entry such as fedavg")
     return plugins, [item for item in everything if item[1].origin[item[2].name] in plugins]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig, written
-from flnl_bench.declarations import declaration
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.methods import declaration
 from flnl_bench.results.run_record import RunRecord
 
 NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")

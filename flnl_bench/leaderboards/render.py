@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flnl_bench.declarations import declaration
 from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.leaderboards.comparability import NOISY
 from flnl_bench.leaderboards.comparison import LEAST_PAIRS, Comparison, comparisons, find_row, tie
@@ -24,6 +23,7 @@ from flnl_bench.leaderboards.paper import (
     without_paper_numbers,
 )
 from flnl_bench.leaderboards.table import Cell, Row, Table, mark_table
+from flnl_bench.methods import declaration
 
 LEGEND = "Best in bold, second underlined."
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"  # kinds of rows

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from flnl_bench.atomic_files import replace_file
-from flnl_bench.declarations import declaration
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.methods import declaration
 
 try:
     import matplotlib

@@ -1,4 +1,4 @@
-"""New plugins: a complete package around one working example of a kind."""
+"""`plugin new`: write a complete package with a working example of a method, data set and so on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.methods import default_methods
 
-# Of each kind: the table that its names are in, and how an entry called NAME is run.
-KINDS = {
+# For each kind: its registry, and the options of `run` for an entry called NAME.
+PLUGIN_KINDS = {
     "method": ("methods", "--method NAME --setting sym-1.0"),
     "dataset": ("datasets", "--method fedavg --setting sym-1.0 --dataset NAME"),
     "noise": ("noises", "--method fedavg --setting NAME-1.0"),
@@ -22,34 +22,34 @@ KINDS = {
 
 
 def new_plugin(name: str, kind: str = "method", folder: Path = Path()) -> Path:
-    """Write a package called `name` with an example of a kind; everything of it works before it is changed.
+    """Write a package with an example of a kind, and return its folder; the example works unchanged.
 
     Args:
-        name: of the example, of its entry point and of the new folder.
-        kind: one of KINDS.
-        folder: where the new folder is made.
+        name: of the example, its entry point and its folder.
+        kind: one of PLUGIN_KINDS.
+        folder: the parent of the new folder.
     """
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
+    if kind not in PLUGIN_KINDS:
+        raise unknown("kind", kind, PLUGIN_KINDS)
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z][a-z0-9]*)*", name):
         raise BadInput(f"{name!r}: expected lower-case words joined by dashes, as in my-{kind}")
-    table, options = KINDS[kind]
+    table, options = PLUGIN_KINDS[kind]
     if name in default_methods().tables[table]:
         owner = default_methods().tables[table].origin[name]
-        raise BadInput(f"there is a {kind} {name!r} already (from {owner!r}); choose another name")
-    made = folder / name
-    if made.exists():
-        raise BadInput(f"{made} is there already")
-    partial = folder / f".{name}.part"  # renamed when it is complete
+        raise BadInput(f"the {kind} {name!r} exists already (from {owner!r}); choose another name")
+    package = folder / name
+    if package.exists():
+        raise BadInput(f"{package} exists already")
+    partial = folder / f".{name}.part"  # renamed when complete
     shutil.rmtree(partial, ignore_errors=True)
     try:
         for path, text in _files(name, kind, options.replace("NAME", name)).items():
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
             (partial / path).write_text(text, encoding="utf-8")
-        partial.rename(made)
+        partial.rename(package)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return made
+    return package
 
 
 def _files(name: str, kind: str, options: str) -> dict[str, str]:
