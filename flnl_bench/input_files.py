@@ -119,7 +119,8 @@ def read_array(path: Path, where: str) -> np.ndarray:
 
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
+            array: np.ndarray = np.load(path, allow_pickle=False)
+            return array
         with warnings.catch_warnings(action="ignore"):  # about an empty file, which the caller refuses
             return np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None)
     except FileNotFoundError:

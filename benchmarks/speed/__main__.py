@@ -29,7 +29,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "rates": lambda o: iter([rates(o.model, o.repeats)]),
     "counts": lambda o: iter([counts(o.model)]),
     "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory)),
-    "growth": lambda o: (table() for table in (lambda: growth(o.repeats), long_runs)),
+    "growth": lambda o: iter([growth(o.repeats), long_runs()]),
     "workers": lambda o: iter([pools(o.model, o.workers, o.repeats)]),
     "start": lambda o: iter([start(o.repeats)]),
     "profile": lambda o: iter([profile_round()]),

@@ -35,12 +35,12 @@ class Counter(TorchDispatchMode):
     """Counts operations that compute (not views), and those that need a value on the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = 0
         self.syncs = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
         masked = name in ("index", "index_put", "index_put_") and any(
@@ -54,14 +54,15 @@ class Counter(TorchDispatchMode):
         self.originals = {name: getattr(torch.Tensor, name) for name in LEAVING}
         for name, original in self.originals.items():
             setattr(torch.Tensor, name, self._counted(original))
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *error: Any) -> None:
         for name, original in self.originals.items():
             setattr(torch.Tensor, name, original)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def _counted(self, original: Callable) -> Callable:
+    def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self.syncs += 1
             return original(tensor, *args, **kwargs)

@@ -20,7 +20,7 @@ from flnl_bench.models import make_network
 from flnl_bench.testing.worlds import World
 
 
-class ClientImages(Dataset):
+class ClientImages(Dataset[tuple[Tensor, int]]):
     """The images of one client, transformed one by one."""
 
     def __init__(self, world: World, client: int) -> None:

@@ -160,7 +160,8 @@ class Pace:
     def left(self, row: Mapping[str, Any]) -> float:
         """Return the seconds until the last round ends."""
         self.latest.append(row["seconds"])
-        return (self.rounds - row["round"] - 1) * statistics.median(self.latest)
+        left: int = self.rounds - row["round"] - 1
+        return left * statistics.median(self.latest)
 
 
 @contextmanager

@@ -224,7 +224,8 @@ def _judge_clients(called_noisy: Mapping[int, bool], scenario: Scenario) -> dict
 
 def truly_noisy(scenario: Scenario) -> np.ndarray:
     """Return whether each client was given noise and has a wrong label, bool [K]."""
-    return (np.array(scenario.kinds) != "clean") & (scenario.realised > 0)
+    given_noise: np.ndarray = np.array(scenario.kinds) != "clean"
+    return given_noise & (scenario.realised > 0)
 
 
 def _judge_labels(name: str, labels: Mapping[int, Any], scenario: Scenario) -> dict[str, Any]:

@@ -236,7 +236,8 @@ class Runner:
                 **probe.measure(engine.predict_train(probe.rows)),
                 **judge(self._beliefs(engine), self.scenario, row["clients"]),
             }
-        return finite(row)
+        recorded: dict[str, Any] = finite(row)
+        return recorded
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
         return gather_beliefs(self.method, engine.server, engine.federation.states, self.scenario.sizes)

@@ -161,7 +161,8 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
 def _about(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()[_ABOUT_KEY])
+            about: dict[str, Any] = json.loads(file.metadata()[_ABOUT_KEY])
+            return about
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise BadInput(f"there is no folder {path.parent}") from None
@@ -178,7 +179,7 @@ def _network(config: RunConfig, method: Method, channels: int, classes: int, wei
         return make_network(training.model, channels=channels, classes=classes, norm=training.norm)
 
     with seeded(seed_of(config.seed, "initial weights"), CPU):  # of parts that are built but not saved
-        network = method.build(new_net).requires_grad_(False).eval()
+        network: nn.Module = method.build(new_net).requires_grad_(False).eval()
     odd = set(weights) - set(network_weights(network))
     if odd:
         raise BadInput(
