@@ -26,7 +26,7 @@ from flnl_bench.testing.methods import (
     check_warmup,
 )
 from flnl_bench.testing.worlds import (
-    CPU,
+    CPU_ONLY,
     ROUNDS,
     TRAINING,
     degenerate_scenario,
@@ -39,7 +39,7 @@ from flnl_bench.testing.worlds import (
 
 __all__ = [
     "CHECKS",
-    "CPU",
+    "CPU_ONLY",
     "ROUNDS",
     "TRAINING",
     "Check",
