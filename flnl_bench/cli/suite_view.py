@@ -26,8 +26,8 @@ from flnl_bench.cli.console import (
 from flnl_bench.cli.outcome import print_paths
 from flnl_bench.escaping import terminal
 from flnl_bench.suite.api import SuiteCallback, SuiteResult
-from flnl_bench.suite.grid import PlannedRun, total_fedavg_samples
-from flnl_bench.suite.progress import Progress, SuiteProgress
+from flnl_bench.suite.grid import PlannedRun
+from flnl_bench.suite.progress import Progress, SuiteProgress, total_fedavg_samples
 from flnl_bench.suite.suite_file import GRID_AXES
 
 STATUS_STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
