@@ -48,7 +48,8 @@ class Network(nn.Module):
             outputs: Tensor = part(x)
             return outputs
         with autocast(x.device.type, dtype=bfloat16):
-            return part(x).float()  # type: ignore[no-any-return]
+            converted: Tensor = part(x).float()
+            return converted
 
     def _count(self, samples: int) -> None:
         # A compiled caller would be compiled again for every value of the counters. To compile and
