@@ -232,7 +232,7 @@ def test_a_dry_suite_only_looks(tmp_path):
 
 def test_a_failed_run_of_a_suite_is_in_the_result_and_raises_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(default_methods().methods, "fragile", Fragile)
-    monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
+    monkeypatch.setattr("flnl_bench.suite.api.LocalLauncher", Inline)
     suite = fb.run_suite(GRID | {"methods": ["fragile", "fedavg"]}, out=tmp_path)
     assert (suite.counts["done"], suite.counts["failed"]) == (1, 1)
     assert suite.failures == {"fragile · digits · iid · sym-1.0 · s1": "KeyError: 'no such thing'"}

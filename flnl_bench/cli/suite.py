@@ -36,8 +36,8 @@ from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugi
 from flnl_bench.cli.outcome import print_paths
 from flnl_bench.escaping import terminal
 from flnl_bench.suite.api import SuiteCallback, SuiteResult, run_suite
-from flnl_bench.suite.grid import PlannedRun, total_fedavg_samples
-from flnl_bench.suite.progress import Progress, SuiteProgress, suite_object
+from flnl_bench.suite.grid import PlannedRun
+from flnl_bench.suite.progress import Progress, SuiteProgress, suite_object, total_fedavg_samples
 from flnl_bench.suite.suite_file import GRID_AXES
 
 WORKERS = "Workers"

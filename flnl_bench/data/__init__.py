@@ -36,7 +36,7 @@ def find_dataset(name: str) -> DatasetKind:
     family, colon, path = name.partition(":")
     kind = DATASETS.get(family) or DATASETS.complete().get(family)
     if kind is None or (colon and not kind.takes_path):
-        raise unknown("data set", name, (each.form for each in DATASETS.complete().values()))
+        raise unknown("data set", name, (entry.form for entry in DATASETS.complete().values()))
     if kind.takes_path and not path:
         raise BadInput(f"data set {name!r} needs a path, as in {kind.form}")
     return kind

@@ -16,7 +16,7 @@ from flnl_bench.errors import BadInput, MissingData, one_line
 
 SIDE = 256  # of the stored images; the network sees a crop of 224
 DECODED_AT_ONCE = 256  # images; progress is reported after each such chunk
-CLASSES = (
+CLOTHING_CLASSES = (
     *("T-shirt", "shirt", "knitwear", "chiffon", "sweater", "hoodie", "windbreaker"),
     *("jacket", "down coat", "suit", "shawl", "dress", "vest", "underwear"),
 )
@@ -45,7 +45,7 @@ def load_clothing1m(root: Path, progress: LoadProgress | None = None) -> Dataset
         train_y=labels["train"],
         test_x=images["test"],
         test_y=labels["test"],
-        classes=CLASSES,
+        classes=CLOTHING_CLASSES,
         mean=(0.6959, 0.6537, 0.6371),
         std=(0.3113, 0.3192, 0.3214),
         augmentation=Augmentation(size=224, pad=0, resized_crop=True),
@@ -65,7 +65,7 @@ def _keys(file: Path) -> list[str]:
 def _labels(file: Path, keys: list[str]) -> np.ndarray:
     """Return the label of each key, from lines "path label"."""
     table: dict[str, int] = {}
-    highest = len(CLASSES) - 1
+    highest = len(CLOTHING_CLASSES) - 1
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         key, _, label = line.strip().rpartition(" ")
         if not line.strip():

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ class TorchvisionFacts:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: Augmentation
-    asymmetric: np.ndarray | None = None  # default: the next class
+    asymmetric: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # empty: the next class
     superclass: np.ndarray | None = None
 
 
@@ -190,7 +190,7 @@ def load_download(name: str, root: Path, progress: LoadProgress | None = None) -
         mean=facts.mean,
         std=facts.std,
         augmentation=facts.augmentation,
-        asymmetric=np.empty(0, np.int64) if facts.asymmetric is None else facts.asymmetric,
+        asymmetric=facts.asymmetric,
         superclass=facts.superclass,
     )
 

@@ -114,7 +114,7 @@ def find_model(name: str, norm: str = "batch", pretrained: bool = False) -> Mode
     if norm not in NORMS:
         raise unknown("norm", norm, NORMS)
     if pretrained and (kind.pretrained is None or norm != "batch"):
-        pretrained_names = ", ".join(each.name for each in MODELS.complete().values() if each.pretrained)
+        pretrained_names = ", ".join(entry.name for entry in MODELS.complete().values() if entry.pretrained)
         network = name if norm == "batch" else f"{name} with the norm {norm!r}"
         raise BadInput(
             f"{network} has no ImageNet weights; they exist for --model {pretrained_names} --norm batch"

@@ -48,8 +48,8 @@ class Network(nn.Module):
             outputs: Tensor = part(x)
             return outputs
         with autocast(x.device.type, dtype=bfloat16):
-            low_precision: Tensor = part(x)
-            return low_precision.float()
+            converted: Tensor = part(x).float()
+            return converted
 
     def _count(self, samples: int) -> None:
         # A compiled caller would be compiled again for every value of the counters. To compile and
