@@ -127,8 +127,8 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
             if spread:
                 axis.errorbar(place, mean, spread, color="black", capsize=3, linewidth=1)
             axis.text(place, mean + spread, f"{mean:.1f}", ha="center", va="bottom", fontsize=7)
-        names = [label_text(label.removeprefix(f"{method}/"), 30) for label in labels]
-        axis.set_xticks(range(len(labels)), names)
+        ticks = [label_text(label.removeprefix(f"{method}/"), 30) for label in labels]
+        axis.set_xticks(range(len(labels)), ticks)
         for text in axis.get_xticklabels():
             text.set(rotation=40, ha="right", rotation_mode="anchor")
         axis.grid(visible=False, axis="x")
