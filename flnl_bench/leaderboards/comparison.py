@@ -53,7 +53,7 @@ def tie(metric: Metric) -> float:
 
 
 def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Comparison:
-    """Pair the runs of two rows: same setting, same seed, so the same scenario."""
+    """Compare the runs of two rows with the same setting and seed, and so the same scenario."""
     limit = tie(metric)
     differences = [
         round(value - base.cells[setting].values[seed], 9)  # equal accuracies may differ by rounding
@@ -63,24 +63,22 @@ def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Com
         if seed in base.cells[setting].values
     ]
     mean, std = mean_std(differences)
-    half = None if std is None else _half_interval(std, len(differences))
+    low = high = None
+    if mean is not None and std is not None:
+        from scipy.stats import t
+
+        half = float(t.ppf(0.975, len(differences) - 1)) * std / math.sqrt(len(differences))
+        low, high = mean - half, mean + half
     return Comparison(
         pairs=len(differences),
         difference=mean,
-        low=None if mean is None or half is None else mean - half,
-        high=None if mean is None or half is None else mean + half,
+        low=low,
+        high=high,
         wins=sum(metric.sign * d >= limit for d in differences),
         ties=sum(abs(d) < limit for d in differences),
         losses=sum(metric.sign * d <= -limit for d in differences),
         p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # a tie is no evidence
     )
-
-
-def _half_interval(std: float, count: int) -> float:
-    """Return half the width of the 95 % confidence interval of a mean."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, count - 1)) * std / math.sqrt(count)
 
 
 def _wilcoxon(differences: Sequence[float]) -> float | None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import RUN_NAMES, plain_value
+from flnl_bench.config import RUN_NAMES
 from flnl_bench.errors import BadInput, require
-from flnl_bench.leaderboards.comparability import Filter, chosen
+from flnl_bench.leaderboards.comparability import Names, chosen
 from flnl_bench.leaderboards.comparison import check_row_name
 from flnl_bench.leaderboards.formats import FORMATS, html_fragment
 from flnl_bench.leaderboards.metrics import COST, check_metric
@@ -28,7 +28,7 @@ from flnl_bench.leaderboards.render import (
     main_table,
     seed_sets,
 )
-from flnl_bench.leaderboards.table import Table, apart_warnings, make_tables
+from flnl_bench.leaderboards.table import Table, make_tables, table_warnings
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import (
     METRICS,
@@ -185,9 +185,9 @@ class Leaderboard:
         return FORMATS["json"].write(self)
 
     def __str__(self) -> str:
-        from flnl_bench.leaderboards.terminal import as_text, width_here
+        from flnl_bench.leaderboards.terminal import tables_as_text, width_here
 
-        return "".join(f"{text}\n" for text in self.remarks) + as_text(self.text_tables, width_here())
+        return "".join(f"{text}\n" for text in self.remarks) + tables_as_text(self.text_tables, width_here())
 
     __repr__ = __str__
 
@@ -195,73 +195,18 @@ class Leaderboard:
         return html_fragment(self)
 
 
-def make_leaderboard(
-    records: Sequence[RunRecord],
-    metric: str,
-    *,
-    only: Filter | None = None,
-    against: str | None = None,
-    paper: bool = False,
-    problems: Mapping[Path, str] | None = None,
-) -> Leaderboard:
-    """Make the tables of the finished runs among records.
-
-    Args:
-        records: runs of any status.
-        metric: one of ALL_METRICS, or cost.
-        only: count only the runs with these names, e.g. of a data set.
-        against: add paired differences to this method.
-        paper: add the paper's numbers.
-        problems: files that could not be read, and why.
-    """
-    if against is not None and metric == COST:
-        raise BadInput(
-            "paired differences need a metric with one number per run: leave out --against or cost"
-        )
-    finished = chosen([record for record in records if record.done], only or {})
-    tables = make_tables(finished, METRICS[0] if metric == COST else metric)
-    if not tables:
-        raise BadInput(f"no finished run has a number for {metric}")
-    warnings = apart_warnings(tables) + [text for table in tables for text in table.warnings]
-    warnings += [
-        f"{table.protocol.title}: cells have different seeds: {seed_sets(table)}"
-        for table in tables
-        if len(table.seed_sets) > 1
-    ]
-    if against is not None:
-        check_row_name(tables, against)
-    if paper and metric != COST:
-        warnings += _paper_warnings(tables)
-    unfinished = {record.folder: record.status for record in records if not record.done}
-    return Leaderboard(tables, metric, warnings, against, paper, problems or {}, unfinished)
-
-
-def _paper_warnings(tables: Sequence[Table]) -> list[str]:
-    """Name the tables with another protocol than the paper's numbers, and the rows that get none of them."""
-    warnings = [
-        f"{table.protocol.title}: {both_protocols(table)[0]}"
-        for table in tables
-        if not table.protocol.is_paper and any(paper_cells(table, row) for row in table.rows)
-    ]
-    return warnings + [
-        f"{table.protocol.title}: no number of the paper for {text}"
-        for table in tables
-        for text in without_paper_numbers(table)
-    ]
-
-
 def leaderboard(
     source: Results | pd.DataFrame | str | os.PathLike[str],
     metric: str = METRICS[0],
-    datasets: str | Sequence[str] | None = None,
-    presets: str | Sequence[str] | None = None,
+    datasets: Names = None,
+    presets: Names = None,
     against: str | None = None,
     paper: bool = False,
     *,
-    methods: str | Sequence[str] | None = None,
-    settings: str | Sequence[str] | None = None,
-    partitions: str | Sequence[str] | None = None,
-    seeds: int | Sequence[int] | None = None,
+    methods: Names = None,
+    settings: Names = None,
+    partitions: Names = None,
+    seeds: Names = None,
 ) -> Leaderboard:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
@@ -269,35 +214,49 @@ def leaderboard(
         source: results, their frame of runs or a part of it, or a results folder.
         metric: last10 (mean of the last ten rounds), best (the best round), a diagnostic of the last round
             (memorised, sieve_f_score, noise_ratio_correlation, …), or cost.
-        datasets: Count only these data sets.
-        presets: Count only these presets.
         against: Add paired differences to this method, with confidence interval and test.
         paper: Add the paper's numbers, with the difference and the agreement of the orders.
-        methods: Count only these methods.
-        settings: Count only these settings.
-        partitions: Count only these partitions.
-        seeds: Count only these seeds, for example those of your own runs.
+        datasets, presets, methods, settings, partitions, seeds: Count only the runs with these names.
     """
     check_metric(metric)
+    if against is not None and metric == COST:
+        raise BadInput(
+            "paired differences need a metric with one number per run: leave out --against or cost"
+        )
     if isinstance(source, str | os.PathLike):
         source = load_results(source)
     if isinstance(source, Results):
         records, problems, where = source.records, source.problems, f"below {source.folder}"
     else:
         records, problems, where = records_of(source), {}, "in this frame"
-    if not any(record.done for record in records):
+    finished = [record for record in records if record.done]
+    if not finished:
         raise BadInput(f"there is no finished run {where}")
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
-    names = {name: _several(values) for name, values in {**only, "method": methods}.items()}
-    given = () if seeds is None else plain_value(seeds)
-    several = [plain_value(seed) for seed in ([given] if isinstance(given, int | float) else given)]
-    require(all(type(seed) is int for seed in several), "seeds", repr(several), "whole numbers")
-    wanted: dict[str, Sequence[str | int]] = {**names, "seed": several}
-    return make_leaderboard(records, metric, only=wanted, against=against, paper=paper, problems=problems)
+    tables = make_tables(
+        chosen(finished, {**only, "method": methods, "seed": seeds}), METRICS[0] if metric == COST else metric
+    )
+    if not tables:
+        raise BadInput(f"no finished run has a number for {metric}")
+    if against is not None:
+        check_row_name(tables, against)
+    warnings = _warnings(tables, paper=paper and metric != COST)
+    unfinished = {record.folder: record.status for record in records if not record.done}
+    return Leaderboard(tables, metric, warnings, against, paper, problems, unfinished)
 
 
-def _several(names: str | Sequence[str] | None) -> Sequence[str]:
-    return [names] if isinstance(names, str) else names or ()
+def _warnings(tables: Sequence[Table], paper: bool) -> list[str]:
+    """Return the warnings about separate tables, different code and seeds, and about the paper's numbers."""
+    texts = [
+        (table, f"cells have different seeds: {seed_sets(table)}")
+        for table in tables
+        if len(table.seed_sets) > 1
+    ]
+    for table in tables if paper else ():
+        if not table.protocol.is_paper and any(paper_cells(table, row) for row in table.rows):
+            texts.append((table, both_protocols(table)[0]))
+        texts += [(table, f"no number of the paper for {text}") for text in without_paper_numbers(table)]
+    return table_warnings(tables) + [f"{table.protocol.title}: {text}" for table, text in texts]
 
 
 # -- frames ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,7 +15,7 @@ from flnl_bench.leaderboards.table import Cell, Row, Table, rank_column
 
 SOURCE = "FedGR paper (ICML 2026)"
 SEEDS = 3
-ABLATED = ("cifar10", "last10")  # data set and metric of all ablation tables
+ABLATED_DATASET, ABLATED_METRIC = "cifar10", "last10"  # of all ablation tables
 
 
 @functools.lru_cache(maxsize=1)
@@ -30,49 +31,44 @@ def paper_numbers() -> dict[tuple[str, ...], Cell]:
 
 
 @functools.lru_cache(maxsize=1)
-def _ablations() -> list[tuple[str, dict[str, float], str, str, Cell]]:
-    """Return the numbers of the ablation tables: variant, swept values, partition, setting, number.
+def _all_numbers() -> dict[tuple[str, ...], list[tuple[dict[str, float], Cell]]]:
+    """Return the numbers of all tables, each with the swept values of hyper-parameters that it is for.
 
-    Unchanged FedGR is in all of them, once with other numbers: the main table's numbers count.
+    Unchanged FedGR is in all ablation tables, once with other numbers: these lines have no method, because
+    the main table's numbers count.
     """
+    numbers: dict[tuple[str, ...], list[tuple[dict[str, float], Cell]]] = defaultdict(list)
+    for key, cell in paper_numbers().items():
+        numbers[key].append(({}, cell))
     text = (files(__package__) / "paper_numbers" / "ablations.csv").read_text(encoding="utf-8")
-    ablations = []
     for line in csv.DictReader(text.splitlines()):
-        method, values = line["method"], {}
-        if "=" in line["variant"]:
-            pairs = (pair.split("=") for pair in line["variant"].lower().split())
-            values = {name: float(value) for name, value in pairs}
-        if method != "fedgr" or values:
+        if line["method"]:
+            swept = (part.split("=") for part in line["variant"].lower().split() if "=" in part)
             cell = Cell(float(line["mean"]), float(line["std"]), {}, SEEDS)
-            ablations.append((method, values, line["partition"], line["setting"], cell))
-    return ablations
+            key = (ABLATED_DATASET, line["partition"], line["setting"], line["method"], ABLATED_METRIC)
+            numbers[key].append(({name: float(value) for name, value in swept}, cell))
+    return dict(numbers)
+
+
+def _method_numbers(table: Table, row: Row) -> list[tuple[str, dict[str, float], Cell]]:
+    """Return the paper's numbers for the method of a row: setting, swept values, number."""
+    config = table.protocol.config
+    return [
+        (setting, values, cell)
+        for setting in table.settings
+        for values, cell in _all_numbers().get(
+            (config.dataset, config.partition, setting, row.method, table.metric), ()
+        )
+    ]
 
 
 def paper_cells(table: Table, row: Row) -> dict[str, Cell]:
     """Return the paper's numbers for a row, by setting; none if its hyper-parameters differ."""
-    if not _has_numbers(table, row):
-        return {}
-    main = {setting: cell for setting in table.settings if (cell := _main_cell(table, row, setting))}
-    return main if main and not row.changed else _ablation_cells(table, row)
-
-
-def _main_cell(table: Table, row: Row, setting: str) -> Cell | None:
-    """Return the number of the paper's main tables for a method and setting."""
-    config = table.protocol.config
-    return paper_numbers().get((config.dataset, config.partition, setting, row.method, table.metric))
-
-
-def _ablation_cells(table: Table, row: Row) -> dict[str, Cell]:
-    """Return the numbers of the ablation tables for an unchanged variant or for swept values."""
-    config = table.protocol.config
-    if (config.dataset, table.metric) != ABLATED:
-        return {}
     return {
         setting: cell
-        for method, values, partition, setting, cell in _ablations()
-        if (method, partition) == (row.method, config.partition)
-        and setting in table.settings
-        and (not row.changed if not values else row.changed and row.changed.keys() <= values.keys())
+        for setting, values, cell in _method_numbers(table, row)
+        if row.changed.keys() <= values.keys()
+        and bool(row.changed) == bool(values)
         and all(row.hyperparameters.get(name) == value for name, value in values.items())
     }
 
@@ -82,18 +78,8 @@ def without_paper_numbers(table: Table) -> list[str]:
     return [
         f"{row.label}: its hyper-parameters are not those of its preset ({written(row.changed)})"
         for row in table.rows
-        if _has_numbers(table, row) and not paper_cells(table, row)
+        if _method_numbers(table, row) and not paper_cells(table, row)
     ]
-
-
-def _has_numbers(table: Table, row: Row) -> bool:
-    """Whether the paper has numbers for a row's method in this table."""
-    config = table.protocol.config
-    ablated = (config.dataset, table.metric) == ABLATED and any(
-        (method, partition) == (row.method, config.partition) and setting in table.settings
-        for method, _, partition, setting, _ in _ablations()
-    )
-    return ablated or any(_main_cell(table, row, setting) for setting in table.settings)
 
 
 def paper_average(cells: Mapping[str, Cell], over: Sequence[str]) -> Cell | None:

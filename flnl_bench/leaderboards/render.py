@@ -83,16 +83,16 @@ def main_table(table: Table, *, paper: bool = False) -> TextTable:
             rows += _paper_rows(table, row, numbers, [TextCell() for _ in ranks])
     about, alarms = about_table(table), list(table.alarms)
     compared = any(row.kind == PAPER for row in rows)
-    unlike = without_paper_numbers(table) if paper else []
+    without_numbers = without_paper_numbers(table) if paper else []
     if compared:
         text, comparable = both_protocols(table)
         about += [f"Protocols: {text}."] if comparable else []
         alarms += [] if comparable else [text]
     elif paper:
         nothing = "No row of this table can be compared with the paper's numbers."
-        about.append(nothing if unlike else "The paper has no numbers for this table.")
+        about.append(nothing if without_numbers else "The paper has no numbers for this table.")
     notes = table_notes(table, paper=compared)
-    notes += [f"No number of the paper for {text}." for text in unlike]
+    notes += [f"No number of the paper for {text}." for text in without_numbers]
     columns = [*numbers, *(["rank"] if ranked else [])]
     return TextTable(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
 
@@ -233,7 +233,7 @@ def _agreement_cell(agreement: Agreement | None, name: str) -> TextCell:
 
 # -- the words around the numbers --------------------------------------------------------------------
 def about_table(table: Table) -> list[str]:
-    """Say what the numbers are and how they were made."""
+    """Describe the metric, the seeds and the protocol of a table."""
     metric = ALL_METRICS[table.metric].about(table.protocol.config.training.rounds)
     return [f"{metric}; {_seeds(table)}.", f"Protocol: {table.protocol.line}."]
 
@@ -264,7 +264,7 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
     counts = {cell.count for row in table.rows for cell in row.cells.values()}
     if len(counts) > 1:
         notes.append(
-            f"†n: over n seeds only, where others have {table.seeds}; in a column, only numbers over the "
+            f"†n: over n seeds instead of {table.seeds}; in a column, only numbers over the "
             "most seeds can be best or second."
         )
     if len(table.seed_sets) > 1:

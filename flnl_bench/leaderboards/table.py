@@ -42,7 +42,7 @@ class Cell:
 
 
 def cell_over_seeds(values: Mapping[int, float]) -> Cell:
-    """Return mean and sample standard deviation over seeds, of which there is at least one."""
+    """Return mean and sample standard deviation over seeds."""
     mean, std = mean_std(values.values())
     assert mean is not None
     return Cell(mean, std, dict(sorted(values.items())), len(values))
@@ -56,9 +56,7 @@ class Row:
     runs: Mapping[str, Mapping[int, RunRecord]]  # by setting and seed
     cells: Mapping[str, Cell] = field(default_factory=dict)  # by setting, of the table's metric
     average: Cell | None = None  # over the scored settings, if the row has all of them
-    ranks: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by setting, among rows with all scored settings
+    ranks: Mapping[str, float] = field(default_factory=dict)  # by setting, among rows that have an average
 
     @functools.cached_property
     def records(self) -> list[RunRecord]:
@@ -242,12 +240,6 @@ class Table:
         reason = "left out, because the same run is there with other numbers"
         return [f"{reason}: {'; '.join(self.left_out)}"] if self.left_out else []
 
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about runs that were left out, methods with several rows, and different code."""
-        texts = (*self.left_out_warnings, *self.row_notes, *self.alarms)
-        return [f"{self.protocol.title}: {text}" for text in texts]
-
 
 # -- grouping ----------------------------------------------------------------------------------------
 def make_rows(records: Iterable[RunRecord]) -> tuple[list[Row], list[str], list[str]]:
@@ -326,17 +318,20 @@ def make_tables(records: Iterable[RunRecord], metric: str = METRICS[0]) -> list[
     return [table for table in tables if table.rows]
 
 
-def apart_warnings(tables: Sequence[Table]) -> list[str]:
-    """Say which tables of one data set and partition are separate, and why."""
+def table_warnings(tables: Sequence[Table]) -> list[str]:
+    """Return warnings about separate tables, left-out runs, methods with several rows, and different code."""
     places: dict[str, list[Table]] = defaultdict(list)
     for table in tables:
         places[table.protocol.place].append(table)
     warnings = []
-    for place, apart in places.items():
-        if len(apart) > 1:
-            reasons = " and ".join(reasons_apart([table.protocol for table in apart]))
-            names = " | ".join(f"{table.protocol.name} ({len(table.records)} runs)" for table in apart)
-            warnings.append(f"{place}: {len(apart)} tables, because {reasons} differ: {names}")
+    for place, separate in places.items():
+        if len(separate) > 1:
+            reasons = " and ".join(reasons_apart([table.protocol for table in separate]))
+            names = " | ".join(f"{table.protocol.name} ({len(table.records)} runs)" for table in separate)
+            warnings.append(f"{place}: {len(separate)} tables, because {reasons} differ: {names}")
+    for table in tables:
+        texts = (*table.left_out_warnings, *table.row_notes, *table.alarms)
+        warnings += [f"{table.protocol.title}: {text}" for text in texts]
     return warnings
 
 
@@ -387,7 +382,7 @@ def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metr
 def rank_column(means: Sequence[float], digits: int = 2) -> list[float]:
     """Rank numbers, 1 for the highest; numbers that print equal share the mean of their places."""
     shown = [round(mean, digits) for mean in means]
-    return [1 + sum(o > m for o in shown) + (shown.count(m) - 1) / 2 for m in shown]
+    return [1 + sum(other > mean for other in shown) + (shown.count(mean) - 1) / 2 for mean in shown]
 
 
 # -- best and second ---------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def _box(axis: Any, place: int, label: str, scores: Numbers) -> None:
 
 
 def _by_panel(
-    runs: Sequence[RunRecord], values_of: Callable[[RunRecord], Numbers], what: str
+    runs: Sequence[RunRecord], values_of: Callable[[RunRecord], Numbers], missing: str
 ) -> list[tuple[Panel, list[tuple[Row, Numbers]]]]:
     """Return the values of each row in each panel, over its seeds, without rows and panels that have none."""
     panels = []
@@ -215,12 +215,12 @@ def _by_panel(
         if rows := [(row, values) for row, values in rows if len(values)]:
             panels.append((panel, rows))
     if not panels:
-        raise BadInput(_nothing(runs, what))
+        raise BadInput(_nothing(runs, missing))
     return panels
 
 
-def _nothing(runs: Sequence[RunRecord], what: str) -> str:
+def _nothing(runs: Sequence[RunRecord], missing: str) -> str:
     absent = sum(not (record.folder / BELIEFS_FILE).is_file() for record in runs)
     methods = ", ".join(sorted({record.config.method for record in runs}))
     files = f"; {absent} of {len(runs)} have no {BELIEFS_FILE}" if absent else ""
-    return f"no run of {methods} has recorded {what}{files}"
+    return f"no run of {methods} has recorded {missing}{files}"

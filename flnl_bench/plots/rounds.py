@@ -198,8 +198,8 @@ def _draw_models(axis: Any, rows: ObservedRows, number: str) -> dict[str, Any]:
 
 
 def _draw_clients(axis: Any, rows: ObservedRows, number: str, look: Look) -> None:
-    for who in dict.fromkeys((row["seed"], row["client"]) for row in rows):
-        points = [(row["round"] + 1, row[number]) for row in rows if (row["seed"], row["client"]) == who]
+    for key in dict.fromkeys((row["seed"], row["client"]) for row in rows):
+        points = [(row["round"] + 1, row[number]) for row in rows if (row["seed"], row["client"]) == key]
         axis.plot(*zip(*points, strict=True), color=look.colour, linewidth=0.5, alpha=0.3)
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
-from flnl_bench.config import plain_value
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.comparability import Protocol, chosen, setting_key
+from flnl_bench.leaderboards.comparability import Names, Protocol, chosen, setting_key
 from flnl_bench.leaderboards.pandas_api import Results, records_of
 from flnl_bench.leaderboards.table import Row, make_tables
 from flnl_bench.results.beliefs import read_beliefs
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     Source: TypeAlias = Results | RunRecord | pd.DataFrame | Scenario | str | os.PathLike[str] | Sequence[Any]
 
-Names = str | int | Iterable[str | int] | None
 FILTERS = ("method", "dataset", "partition", "setting", "preset", "seed")
 Numbers = np.ndarray[Any, Any]
 
@@ -51,12 +49,11 @@ def runs_of(source: Source, filters: Mapping[str, Any], *, family: bool = False)
         raise BadInput(f"there is no finished run in {_source_name(source)}")
     for name in filters.keys() - {*FILTERS}:
         raise unknown("filter", name, FILTERS)
-    only = {name: [plain_value(value) for value in _several(filters.get(name))] for name in FILTERS}
-    if family and only["method"]:
-        names = {record.config.method for record in records}
-        variants = sorted(name for name in names if base_of(name) in only["method"])
-        only["method"] = variants or only["method"]
-    return chosen(records, only)
+    if family and (wanted := filters.get("method")):
+        methods = {record.config.method for record in records}
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        filters = {**filters, "method": [m for m in methods if base_of(m) in wanted] or wanted}
+    return chosen(records, filters)
 
 
 def base_of(method: str) -> str:
@@ -95,10 +92,6 @@ def _runs_below(folder: Path) -> list[RunRecord]:
 def _check_finished(record: RunRecord) -> None:
     if not record.done:
         raise BadInput(f"the run in {record.folder} is not finished: its status is {record.status}")
-
-
-def _several(names: Names) -> list[Any]:
-    return [] if names is None else [names] if isinstance(names, str | int) else list(names)
 
 
 def _source_name(source: Any) -> str:

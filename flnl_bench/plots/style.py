@@ -25,10 +25,10 @@ except ImportError:
     raise BadInput("plots need matplotlib: pip install 'flnl-bench[plot]'") from None
 
 P = ParamSpec("P")
-T = TypeVar("T")
+Drawn = TypeVar("Drawn")
 
-# Okabe and Ito's colours, their yellow darkened for white paper, with a grey and Tol's wine. Colours are
-# told apart in black and white, and by everybody, only together with the markers.
+# Okabe and Ito's colours, their yellow darkened for white paper, with a grey and Tol's wine. Markers separate
+# methods in black and white, and for colour-blind readers.
 COLOURS = (
     *("#000000", "#8c8c8c", "#e69f00", "#56b4e9", "#009e73"),
     *("#cc79a7", "#0072b2", "#882255", "#a39300", "#d55e00"),
@@ -100,11 +100,11 @@ class Figure(BareFigure):
         return as_bytes(self, "png")
 
 
-def in_style(draw: Callable[P, T]) -> Callable[P, T]:
+def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
     """Draw with our settings and not with those of the user's matplotlibrc."""
 
     @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Drawn:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(RC)

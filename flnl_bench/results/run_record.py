@@ -144,7 +144,7 @@ class RunRecord:
         if self.summary is None or self.summary.rounds != self.config.training.rounds:
             raise ValueError("its status is done, but its summary is not of all rounds")
         for metric in METRICS:
-            if getattr(self.summary, metric) is None:
+            if (value := getattr(self.summary, metric)) is None or not math.isfinite(value):
                 raise ValueError(f"its {metric} is unknown: an accuracy is not a number")
         return self.summary
 
