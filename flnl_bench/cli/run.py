@@ -151,6 +151,7 @@ def with_file(
         del given["save_model"]
     read: dict[str, Any] = {}
     if file is not None:
+        from flnl_bench.running.options import SCENARIO_OPTIONS
         from flnl_bench.running.run_file import read_run_file
 
         read = read_run_file(file)
@@ -159,8 +160,10 @@ def with_file(
             raise BadInput(f"{file}: seed and seeds are both given; use one of them")
         seeds = seeds or (several if seed is None else [seed])
         given["set"] = {**read.get("set", {}), **given["set"]}
-        if given.keys() & {"setting", "dataset", "partition", "clients", "samples"}:
+        if given.keys() & {*SCENARIO_OPTIONS}:
             read.pop("scenario", None)
+        if "scenario" in given:
+            read = {name: value for name, value in read.items() if name not in SCENARIO_OPTIONS}
         given["plugin"] = [*read.pop("plugin", []), *given.get("plugin", [])]
     if "method" not in (asked := {**read, **given}):
         raise BadInput("missing option '--method', or a run file that has it (see flnl-bench run --help)")

@@ -200,7 +200,8 @@ def _worlds(records: Sequence[RunRecord]) -> list[tuple[tuple[bool, int], list[R
     """Divide runs so that a setting and seed means one scenario, and generated ones meet no others.
 
     A world is named by whether its scenarios are known from files only, and by a number: the first world has
-    the scenarios with the most runs.
+    the scenarios with the most runs, of equally many those that were run first: so all settings and seeds of the
+    same data are in one world.
     """
     generated = {record.scenario.fingerprint for record in records if record.generated}
     keys = [
@@ -210,8 +211,15 @@ def _worlds(records: Sequence[RunRecord]) -> list[tuple[tuple[bool, int], list[R
     scenarios: dict[tuple[str, int, bool], Counter[str]] = defaultdict(Counter)
     for key, record in zip(keys, records, strict=True):
         scenarios[key][record.scenario.fingerprint] += 1
+    first: dict[str, str] = {}
+    for record in records:
+        name, start = record.scenario.fingerprint, record.started or ""
+        first[name] = min(first.get(name, start), start)
     numbers = {
-        key: {name: n for n, name in enumerate(sorted(counts, key=lambda name: (-counts[name], name)))}
+        key: {
+            name: n
+            for n, name in enumerate(sorted(counts, key=lambda name: (-counts[name], first[name], name)))
+        }
         for key, counts in scenarios.items()
     }
     worlds: dict[tuple[bool, int], list[RunRecord]] = defaultdict(list)

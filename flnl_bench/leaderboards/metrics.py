@@ -85,10 +85,11 @@ def run_cost(record: RunRecord) -> dict[str, float | None]:
     """Return megabytes per client and round, passes per sample and round, and the rest per round."""
     summary = record.result()
     rounds, counts = summary.rounds, summary.counts
-    clients, samples = counts["sent"]["n_k"]["messages"], counts["samples"]
+    samples, trained = counts["samples"], counts["sent"].get("n_k")
+    clients = trained["messages"] if trained else 0  # a method may train nobody
     return {
-        "megabytes_down": summary.bytes_down / clients / 1e6,
-        "megabytes_up": summary.bytes_up / clients / 1e6,
+        "megabytes_down": summary.bytes_down / clients / 1e6 if clients else None,
+        "megabytes_up": summary.bytes_up / clients / 1e6 if clients else None,
         "forward": summary.forward / samples if samples else None,
         "backward": summary.backward / samples if samples else None,
         "mixtures": counts["mixtures"] / rounds,

@@ -154,6 +154,17 @@ class Row:
         words = ["flnl-bench", "run", "--method", self.method, "--setting", setting]
         words += ["--seeds", ",".join(map(str, sorted(seeds)))]
         words += ["--dataset", config.dataset, "--partition", config.partition, "--device", config.device]
+        if config.scenario is not None:
+            words = [
+                "flnl-bench",
+                "run",
+                "--method",
+                self.method,
+                "--scenario",
+                "FILE",
+                "--device",
+                config.device,
+            ]
         words += ["--preset", f"{config.preset}.toml" if protocol.user_preset else config.preset]
         for name, value in protocol.changed.items():
             words += ["--training", f"{name}={int_if_integral(value)}"]

@@ -153,12 +153,14 @@ def import_runs(file: Path, out: Path) -> Imported:
 def _opened(file: Path) -> Iterator[BinaryIO]:
     """Open an archive; any fault of it is one line."""
     try:
-        with open(file, "rb") as packed:
-            yield packed
+        packed = open(file, "rb")  # noqa: SIM115 (an error of the output folder is no fault of the archive)
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
     except IsADirectoryError:
         raise BadInput(f"{file} is a folder, not a file of `flnl-bench results export`") from None
+    try:
+        with packed:
+            yield packed
     except _BROKEN as error:
         if isinstance(error, BadInput):
             raise

@@ -163,7 +163,10 @@ class RunRecord:
         stored = self.result()
         if len(rows) != stored.rounds or any(row["round"] != number for number, row in enumerate(rows)):
             raise ValueError(f"rounds.jsonl does not hold all rounds ({stored.rounds})")
-        computed = summarise(rows)
+        try:
+            computed = summarise(rows)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a round lacks {error}") from None
         if stored.counts != computed.counts:
             raise ValueError("summary.counts differs from the sum of its rounds")
         for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
@@ -310,19 +313,22 @@ def read_rounds(folder: Path) -> list[RoundRow]:
 
 def read_last_round(folder: Path) -> RoundRow | None:
     """Read the last complete line of a run's rounds, without reading the others."""
-    path = folder / ROUNDS_FILE
+    path, length = folder / ROUNDS_FILE, _TAIL
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL))
-            lines = file.read(_TAIL).splitlines(keepends=True)
+            while True:
+                file.seek(max(0, size - length))
+                for line in reversed(file.read().splitlines(keepends=True)):
+                    with contextlib.suppress(ValueError):
+                        if line.endswith(b"\n"):
+                            row = json.loads(line)
+                            return row if _is_round(row) else None
+                if length >= size:
+                    return None
+                length *= 16  # the last line is longer
     except OSError:
         return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            if line.endswith(b"\n"):
-                row = json.loads(line)
-                return row if _is_round(row) else None
-    return None
 
 
 def _is_round(row: object) -> bool:

@@ -195,13 +195,13 @@ def prepare_seeds(
 
 def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunRecord:
     """Run or resume a run; an error of its method is raised with file and line."""
-    errors_of_callback = []
+    errors_of_callback: list[BaseException] = []
 
     def report(row: Mapping[str, Any]) -> None:
         try:
             if progress:
                 progress(row)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors_of_callback.append(error)
             raise
 
@@ -210,8 +210,8 @@ def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | Non
     except (BadInput, MissingData):
         raise
     except Exception as error:
-        if error in errors_of_callback:
-            raise
+        if errors_of_callback:  # not the method's, whatever the runner made of it
+            raise errors_of_callback[0] from None
         record = runner.folder.read()
         recorded = record is not None and record.status == "failed"
         if isinstance(error, OSError) and not recorded:

@@ -153,10 +153,11 @@ class Runner:
         if self.options.save_model or (folder.path / WEIGHT_FILES["best"]).exists():
             keeper = Keeper(folder.path, self.config, self.dataset, rounds, self.warn)
         tracking = Tracking(self.options.tracker, self.warn)
-        for row in rounds:
-            progress(copy.deepcopy(row))  # a caller may keep it, and change it
-        in_callback = False
+        in_callback = True
         try:
+            for row in rounds:
+                progress(copy.deepcopy(row))  # a caller may keep it, and change it
+            in_callback = False
             tracking.start(record, rounds)
             while engine.round < engine.rounds:
                 if interrupted():

@@ -56,9 +56,8 @@ def run_planned(
         if runner.config.hash != planned.config.hash:
             return WorkerReport("failed", CHANGED)
         runner.warn = _warn
-        unreadable = progress.status == "failed" and progress.record is None
         try:
-            runner.run(fresh=unreadable)
+            runner.run()
         except CorruptCheckpoint:
             if not retry_failed:
                 raise
