@@ -81,11 +81,11 @@ def _probe(config: RunConfig) -> float:
     """Measure the seconds per sample in which this machine trains the network."""
     import torch
 
-    from flnl_bench.engine.devices import configure
+    from flnl_bench.engine.devices import configure_torch
     from flnl_bench.models import make_network
 
     device, training = torch.device(config.device), config.training
-    configure(device, training.precision)
+    configure_torch(device, training.precision)
     channels, classes = PROBE_CHANNELS, PROBE_CLASSES
     network = make_network(training.model, channels=channels, classes=classes, norm=training.norm).to(device)
     images = torch.zeros(PROBE_BATCH, channels, PROBE_SIDE, PROBE_SIDE, device=device)
