@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from flnl_bench.engine.ledger import PER, Sent, amount, merge
+from flnl_bench.engine.ledger import PER, Sent, merge, per_unit
 from flnl_bench.results.run_record import RunRecord
 
 COST_COLUMNS = {  # the numbers of a run, and their headers
@@ -53,4 +53,4 @@ def merged_messages(records: Iterable[RunRecord]) -> Sent:
 
 def sent_numbers(sent: Sent) -> dict[str, float]:
     """Return how many numbers are sent for each sample, for each class and once per client."""
-    return {f"sent_per_{per}": amount(sent, "numbers", per) for per in PER}
+    return {f"sent_per_{per}": per_unit(sent, "numbers", per) for per in PER}
