@@ -1,8 +1,8 @@
 """The method API: one class whose every default is FedAvg.
 
-A method overrides only what it changes. Client hooks see images through batches, *given* labels and
-the client's own state; true labels are not reachable. Whatever travels between server and client
-goes through `inbox`, `upload`, `Federation.visit` or the weights, and the engine counts its bytes.
+A method overrides only the hooks that it changes. Client hooks see batches of images, *given* labels and the
+client's own state; true labels are not reachable. All messages between server and client go through `inbox`,
+`upload`, `Federation.visit` or the weights, and the engine counts their bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ State = dict[str, Any]  # tensors, arrays, numbers, strings, None, nested in dic
 
 @dataclass(frozen=True)
 class Terms:
-    """What server and clients know about the run before it starts."""
+    """The facts that server and clients know before a run starts."""
 
     rounds: int
     clients: int
@@ -40,23 +40,23 @@ class Terms:
     epochs: int  # E, local epochs
     batch_size: int
     classes: int
-    expected_noise: float  # φ·E[ρ], the noise ratio that the setting announces, not the realised one
-    iid: bool  # whether the partition is IID by construction
+    expected_noise: float  # φ·E[ρ], the announced noise ratio, not the realised one
+    iid: bool  # by construction of the partition
 
     @property
     def sampled(self) -> int:
-        """m, the number of clients in a round."""
+        """Return m, the number of clients per round."""
         return sampled_clients(self.fraction, self.clients)
 
     @property
     def rounds_for_all(self) -> int:
-        """⌈K/m⌉, the rounds in which every client could be called once."""
+        """Return ⌈K/m⌉, the rounds in which every client could be called once."""
         return math.ceil(self.clients / self.sampled)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of one optimiser step, with whatever the loss needs to know about it."""
+    """The rows of one optimiser step, with a note for the loss."""
 
     rows: np.ndarray  # int64 row numbers within the client
     note: Mapping[str, Any] = field(default_factory=dict)  # tensors in it are copied to the device once
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch of one client."""
+    """A mini-batch of a client."""
 
     views: tuple[Tensor, ...]  # one normalised image tensor [B, C, H, W] per name in Method.views()
     y: Tensor  # given labels [B]
@@ -73,36 +73,36 @@ class Batch:
 
     @property
     def x(self) -> Tensor:
-        """The first view."""
+        """Return the first view."""
         return self.views[0]
 
 
 @dataclass
 class Client:
-    """What a client sees while it works."""
+    """A client as hooks see it, for one call."""
 
     terms: Terms
     round: int
     y: Tensor  # given labels [n]
     received: Model  # the global model as sent, frozen, in evaluation mode
     state: State  # survives rounds; the engine checkpoints it
-    inbox: Mapping[str, Any]  # what the server sent beside the weights
-    rng: np.random.Generator  # the method's own draws on this client in this round
+    inbox: Mapping[str, Any]  # the server's message in addition to the weights
+    rng: np.random.Generator  # for the method's draws on this client in this round
     batch_rng: np.random.Generator  # order of the examples: the same for every method
     bind: Callable[[Weights], Model]  # a frozen model that shares memory with other weights
     map: Callable[..., Any]  # map(fn, views=("plain",)): fn(batch) over its examples in order, no gradient
     image_shape: tuple[int, int, int]  # channels, height and width of every view
-    held: dict[str, Tensor] = field(default_factory=dict)  # set by `loss`: flags of parts that skip this step
+    held: dict[str, Tensor] = field(default_factory=dict)  # set by `loss`: flags of parts that skip the step
     scratch: dict[str, Any] = field(default_factory=dict)  # for this round only, e.g. a teacher's logits
 
     @property
     def size(self) -> int:
-        """n_k, the number of examples."""
+        """Return n_k, the number of examples."""
         return len(self.y)
 
     @property
     def epochs(self) -> int:
-        """E, the local epochs of a training."""
+        """Return E, the local epochs of a training."""
         return self.terms.epochs
 
     def steps(
@@ -111,11 +111,11 @@ class Client:
         epochs: int | None = None,
         rng: np.random.Generator | None = None,
     ) -> list[Step]:
-        """Shuffled mini-batches over `rows` (default: all) for some epochs (default: all of them).
+        """Return shuffled mini-batches over `rows` (default: all) for some epochs (default: E).
 
-        The order is that of every method; with `rng`, say the client's own, it is drawn from there, and what
-        every method draws stays as it is. A short last batch is kept; a last batch of one example, on which
-        BatchNorm cannot train, joins the batch before it.
+        The order is the same for every method, unless `rng` is given, from which it is then drawn. A short
+        last batch is kept; a last batch of one example, on which BatchNorm cannot train, joins the batch
+        before it.
         """
         rows = np.arange(self.size) if rows is None else rows
         steps = []
@@ -130,7 +130,7 @@ class Client:
 
 @dataclass
 class Server:
-    """What the server knows; the engine checkpoints it."""
+    """The server as hooks see it; the engine checkpoints it."""
 
     terms: Terms
     seed: int
@@ -140,48 +140,48 @@ class Server:
     state: State = field(default_factory=dict)
 
     def stream(self, *name: str | int) -> np.random.Generator:
-        """The generator of the server's draws called `name`, e.g. ("sample", round)."""
+        """Return the server's random stream of this name, e.g. ("sample", round)."""
         return stream(self.seed, "server", *name)
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one client sends back after training."""
+    """The message of a client after training."""
 
     client: int
     size: int  # n_k
     weights: Weights
-    message: Mapping[str, Any]  # what Method.upload returned
+    message: Mapping[str, Any]  # the result of Method.upload
 
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a method thinks of one client's labels; only the recorder reads it."""
+    """A method's judgements of one client's labels; only the recorder reads them."""
 
-    clean: Tensor | np.ndarray | None = None  # bool [n], judged clean
+    clean: Tensor | np.ndarray | None = None  # bool [n]
     clean_probability: Tensor | np.ndarray | None = None  # [n]
     noise_ratio: float | None = None  # estimated share of wrong labels
     noisy_client: bool | None = None  # judged a noisy client
-    labels: Tensor | np.ndarray | None = None  # int [n], labels that are trained on now, -1 for none
-    pseudo_labels: Tensor | np.ndarray | None = None  # int [n], labels guessed by a model, -1 for none
+    labels: Tensor | np.ndarray | None = None  # int [n], current training labels, -1 for none
+    pseudo_labels: Tensor | np.ndarray | None = None  # int [n], predicted by a model, -1 for none
     numbers: Mapping[str, float] = field(default_factory=dict)  # averaged over the round's clients
-    losses: Tensor | np.ndarray | None = None  # float [n], by which its sieve parts clean from noisy
+    losses: Tensor | np.ndarray | None = None  # float [n], by which the method separates clean from noisy
 
 
 class Federation(Protocol):
     """The engine as a method sees it: two verbs over clients.
 
-    Results come in the order of the client numbers, whatever the order of `ids`.
+    Results are in the order of the client numbers, not of `ids`.
     """
 
     def train(self, ids: Sequence[int]) -> list[Update]:
         """Send the global weights and train the clients locally."""
 
     def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> Answers:
-        """Send the global weights, run `task` on each client; what it returns travels up.
+        """Send the global weights, run `task` on each client, and return the answers by client.
 
-        `task` is a bound method of the method (or a module-level function), so that it can run in
-        another process.
+        `task` is a bound method of the method or a module-level function, so that it can run in another
+        process.
         """
 
 
@@ -191,19 +191,19 @@ class Method:
 
     name: ClassVar[str]
     reference: ClassVar[str] = ""  # authors, title, venue
-    # How it is shown, if its plugin is one file; a package says it in methods.toml.
-    title: ClassVar[str] = ""  # as people write it: FedGR
+    # Its declaration, if its plugin is one file; a package has methods.toml.
+    title: ClassVar[str] = ""  # as in its paper: FedGR
     colour: ClassVar[str] = ""  # of its lines, #rrggbb
     marker: ClassVar[str] = ""  # of its lines, one of matplotlib's
     place: ClassVar[float] = math.inf  # in tables: the smallest first
-    version: ClassVar[int] = 1  # raised by its author when its numbers change: other runs, other rows
-    # Named changes of hyper-parameters, or the place of a subclass: "module:Class".
+    version: ClassVar[int] = 1  # raised by its author when its numbers change, so that rows stay apart
+    # Name → changed hyper-parameters, or a subclass: "module:Class".
     variants: ClassVar[Mapping[str, Mapping[str, Any] | str]] = {}
     private: ClassVar[tuple[str, ...]] = ()  # parts of build() that train but stay in client.state
-    members: ClassVar[tuple[str, ...]] = ()  # networks of build() whose own test accuracy is recorded too
+    members: ClassVar[tuple[str, ...]] = ()  # networks of build() whose test accuracies are recorded
 
     def __init_subclass__(cls) -> None:
-        """Make the annotated attributes the fields of a frozen dataclass, whose ranges are checked."""
+        """Turn the annotated attributes into fields of a frozen dataclass, and check their ranges."""
         dataclasses.dataclass(frozen=True)(cls)
         initialise = cls.__init__
 
@@ -217,88 +217,88 @@ class Method:
 
     # -- schedule ----------------------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
-        """The rounds before the method's own mechanism is in full use; 0 if it is from the start.
+        """Return the number of rounds before the method's own mechanism is in full use.
 
-        The engine does not ask; tests and `plugin check` do, to know in which rounds they see it.
+        The engine does not call it; tests and `plugin check` do, to know which rounds show the mechanism.
         """
         return 0
 
     # -- what is trained ---------------------------------------------------------------------------
     def views(self) -> tuple[str, ...]:
-        """The augmentations of each training batch: "plain", "weak", "strong" or "strong-if-colour"."""
+        """Return the views of each training batch: "plain", "weak", "strong" or "strong-if-colour"."""
         return ("weak",)
 
     def build(self, new_net: Callable[[], Model]) -> Model:
-        """The model that is sent, trained and averaged; two models make a ModuleDict."""
+        """Return the model that is sent, trained and averaged; two networks are put into a ModuleDict."""
         return new_net()
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
-        """The logits that are evaluated."""
+        """Return the logits that are evaluated."""
         logits: Tensor = model(x)
         return logits
 
     # -- on a client -------------------------------------------------------------------------------
     def client_state(self, client: Client) -> State:
-        """The state of a client that is seen for the first time."""
+        """Return the initial state of a client, at its first call."""
         return {}
 
     def on_receive(self, model: Model, client: Client) -> None:
-        """Work before the first step of a round."""
+        """Prepare the first step of a round."""
 
     def plan(self, model: Model, client: Client) -> Iterator[Sequence[Step]]:
-        """The steps of the round, in portions; the model is trained on a portion before the next is asked."""
+        """Yield the steps of the round in portions; the model is trained on a portion before the next one."""
         yield client.steps()
 
     def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
-        """One loss per example; its mean is minimised."""
+        """Return one loss per example; the mean is minimised."""
         return F.cross_entropy(model(batch.x), batch.y, reduction="none")
 
     def on_step(self, model: Model, client: Client) -> None:
-        """Work after every optimiser step."""
+        """Act after every optimiser step."""
 
     def upload(self, model: Model, client: Client) -> Mapping[str, Any]:
-        """What travels up beside the weights and n_k; the trained model is in evaluation mode."""
+        """Return what is sent in addition to the weights and n_k; the trained model is in evaluation mode."""
         return {}
 
     # -- on the server -----------------------------------------------------------------------------
     def server_state(self, server: Server) -> State:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
         return {}
 
     def sample(self, server: Server) -> list[int]:
-        """The clients of this round."""
+        """Return the clients of this round."""
         draws = server.stream("sample", server.round)
         chosen = draws.choice(server.terms.clients, server.terms.sampled, replace=False)
         return [int(k) for k in chosen]
 
     def inbox(self, server: Server, client_id: int) -> Mapping[str, Any]:
-        """What travels down to a client beside the weights."""
+        """Return a message to a client in addition to the weights."""
         return {}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """The next global weights: the mean weighted by n_k of the models that are finite.
+        """Return the next global weights: the mean of the finite models, weighted by n_k.
 
-        A model with a weight that is NaN or infinite has diverged and is left out; if all have, the global
-        weights stay.
+        A model with a NaN or infinite weight has diverged and is left out; if all have, the global weights
+        stay.
         """
         return combined(updates, average, server.weights)
 
     def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
-        """One round; override it to exchange more than once. Returns numbers worth recording."""
+        """Run one round, and return numbers to record; override it for further exchanges with clients."""
         updates = federation.train(self.sample(server))
         server.weights = self.aggregate(server, updates)
         return {}
 
     # -- for the recorder alone --------------------------------------------------------------------
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """What the method thinks of a client's labels, from the server's and the client's state."""
+        """Return the method's judgements of a client's labels, from the server's and the client's state."""
         return Beliefs()
 
 
 def network_weights(model: nn.Module) -> Weights:
-    """Parameters and buffers of a model by name, sharing memory.
+    """Return parameters and buffers of a model by name, sharing memory with it.
 
-    Those of whole numbers, which have no mean, are left out: tables that are as built, counters of batches.
+    Integer buffers, e.g. counters of batches, are left out because they have no mean.
     """
     return {
         name: tensor.detach()
@@ -308,7 +308,7 @@ def network_weights(model: nn.Module) -> Weights:
 
 
 def copy_weights(weights: Weights) -> Weights:
-    """A copy that shares no memory."""
+    """Return a copy that shares no memory."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 

@@ -1,7 +1,4 @@
-"""Telling noisy clients from clean ones by their losses per class, and counting far models less.
-
-What FedNoRo does with whole clients, for methods that start from it: they import it from here.
-"""
+"""Detection of noisy clients by class losses, and distance-aware aggregation, both of FedNoRo."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ Distance = Literal["tensorsum", "global"]  # of two models
 
 
 def rounds_before_detection(share: float, terms: Terms) -> int:
-    """T1: a share of the rounds, at least 5 and a visit of most clients, at most half of the rounds."""
+    """Return T1: a share of the rounds, at least 5 and ⌈K/m⌉, at most half of the rounds."""
     return min(max(round(share * terms.rounds), 5, terms.rounds_for_all), terms.rounds // 2)
 
 
 # -- detection -----------------------------------------------------------------------------------------
 def class_losses(client: Client, counts: Tensor, view: str = "plain") -> Tensor:
-    """A[k, ·]: mean plain cross-entropy of the global model for each given label [C], NaN if absent."""
+    """Return A[k, ·]: the global model's mean cross-entropy per given label [C], NaN for absent labels."""
     losses = client.map(
         lambda batch: F.cross_entropy(client.received(batch.x), batch.y, reduction="none"), views=(view,)
     )
@@ -39,18 +36,18 @@ def class_losses(client: Client, counts: Tensor, view: str = "plain") -> Tensor:
 
 
 class Split(NamedTuple):
-    """The set of noisy clients that a vote of mixtures found, and how sure it was."""
+    """The set of noisy clients with the most votes of mixtures."""
 
     noisy: frozenset[int]
-    votes: int  # mixtures that found this very set
-    different: int  # sets that were found
+    votes: int  # for this set
+    different: int  # number of sets with votes
 
 
 def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.ndarray:
-    """Class losses [K, C] scaled column by column to 0…1 over the clients.
+    """Scale class losses [K, C] column by column to 0…1 over the clients.
 
-    A class that a client lacks looks like the cleanest of its column, 0; a class that all lack is left
-    out; a constant column becomes 0. Where a column has trusted entries, they alone set its range.
+    A class that a client lacks gets 0, the cleanest value; a class that all clients lack is left out; a
+    constant column becomes 0. If a column has trusted entries, they alone set its range.
     """
     held = ~np.isnan(losses).all(0)
     losses = losses[:, held].astype(np.float64)
@@ -59,34 +56,34 @@ def class_profiles(losses: np.ndarray, trusted: np.ndarray | None = None) -> np.
     setting = np.where(setting.any(0), setting, present)
     low = np.where(setting, losses, np.inf).min(0)
     span = np.where(setting, losses, -np.inf).max(0) - low
-    with np.errstate(invalid="ignore"):  # an infinite loss gives NaN, which the vote refuses
+    with np.errstate(invalid="ignore"):  # an infinite loss gives NaN, which `vote` refuses
         scaled = (losses - low) / np.where(span > 0, span, 1.0)
     return np.where(present & (span > 0), scaled, 0.0).clip(0.0, 1.0)
 
 
 def vote(profiles: np.ndarray, fits: int = 9, covariance: Covariance = "full") -> Split:
-    """Fit mixtures with several seeds; the set found most often wins. Empty where none can be fitted."""
+    """Fit mixtures with several seeds, and return the most frequent set; empty if none can be fitted."""
     if len(profiles) < 2 or profiles.shape[1] == 0 or not np.isfinite(profiles).all():
         return Split(frozenset(), 0, 0)
-    found = [noisy_group(profiles, seed, covariance) for seed in range(fits)]
-    winner = most_frequent(found)
-    return Split(winner, found.count(winner), len(set(found)))
+    groups = [noisy_group(profiles, seed, covariance) for seed in range(fits)]
+    winner = most_frequent(groups)
+    return Split(winner, groups.count(winner), len(set(groups)))
 
 
 def noisy_group(profiles: np.ndarray, seed: int, covariance: Covariance) -> frozenset[int]:
-    """The clients of the component whose mean losses are larger in sum."""
+    """Return the clients of the component with the larger sum of mean losses."""
     fit = two_gaussians(profiles, covariance=covariance, seed=seed)
     component = fit.predict(profiles)
     return frozenset(int(k) for k in np.flatnonzero(component == fit.means_.sum(1).argmax()))
 
 
 def most_frequent(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The set that occurs most often; of several, the first."""
+    """Return the most frequent set; the first of several."""
     return max(sets, key=sets.count)
 
 
 def detected(split: Split, clients: int) -> tuple[list[int], dict[str, float]]:
-    """The noisy clients and numbers to record; a split that calls all clients or none noisy has failed."""
+    """Return the noisy clients and numbers to record; a split with no or all clients noisy has failed."""
     failed = len(split.noisy) in (0, clients)
     noisy = [] if failed else sorted(split.noisy)
     return noisy, {
@@ -99,13 +96,13 @@ def detected(split: Split, clients: int) -> tuple[list[int], dict[str, float]]:
 
 # -- aggregation ---------------------------------------------------------------------------------------
 def model_distance(a: Weights, b: Weights, kind: Distance = "tensorsum") -> float:
-    """The sum of the L2 norms of all tensors' differences, or the norm of all together."""
+    """Return the sum of the tensors' L2 distances ("tensorsum"), or the distance of the whole models."""
     norms = torch.stack([(a[name] - b[name]).norm() for name in a if a[name].is_floating_point()])
     return (norms.sum() if kind == "tensorsum" else norms.norm()).item()
 
 
 def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> list[float]:
-    """n_k·exp(−D_k / max D), scaled to sum to one: the farthest model counts 1/e of its size, however far."""
+    """Return n_k·exp(−D_k / max D), scaled to sum to one: the farthest model counts 1/e of its size."""
     farthest = max(distances) or 1.0
     shares = [n * math.exp(-d / farthest) for n, d in zip(sizes, distances, strict=True)]
     return [share / sum(shares) for share in shares]
@@ -114,10 +111,10 @@ def distance_aware_shares(sizes: Sequence[int], distances: Sequence[float]) -> l
 def distance_aware_average(
     updates: Sequence[Update], noisy: Collection[int], kind: Distance = "tensorsum"
 ) -> Weights | None:
-    """DaAgg: noisy clients' models count less, the farther they are from the nearest clean one.
+    """Aggregate by DaAgg: a noisy client's model counts less, the farther it is from the nearest clean one.
 
-    The mean by n_k where there are not both kinds of clients. Models that are not finite are left out;
-    None if there is no other.
+    If all clients are noisy or all clean, it is the mean weighted by n_k. Models that are not finite are left
+    out; the result is None if no model is finite.
     """
     sound = [u for u in updates if is_finite(u.weights)]
     if not sound:

@@ -1,6 +1,6 @@
-"""Pieces that several methods share: weights, robust means, losses, mixtures, MixUp, small losses, schedules.
+"""Functions for several methods: weights, robust means, losses, mixtures, MixUp, small losses, schedules.
 
-The one place for them: methods import from here, and never from another method.
+Methods import from here, never from another method.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 Covariance = Literal["full", "diag", "spherical"]  # of a mixture's components
 
-HIGHEST_FORGET_RATE = 0.95  # dropping everything leaves nothing to learn from
+HIGHEST_FORGET_RATE = 0.95  # with 1 there would be no sample to learn from
 
 
 # -- weights -------------------------------------------------------------------------------------------
 @torch.no_grad()
 def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean of models, BatchNorm statistics included; shares need not sum to one."""
+    """Return the weighted mean of models, with BatchNorm statistics; shares need not sum to one."""
     total = float(sum(shares))
-    # The product makes new tensors, so no model is written to; the others are added in place, with one
-    # kernel for all tensors of a model instead of one for each.
+    # The product makes new tensors, so no model changes; the others are added in place, with one kernel per
+    # model instead of one per tensor.
     mean = {name: tensor * (shares[0] / total) for name, tensor in weights[0].items()}
     for model, share in zip(weights[1:], shares[1:], strict=True):
         torch._foreach_add_(list(mean.values()), [model[name] for name in mean], alpha=share / total)
@@ -43,7 +43,7 @@ def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) ->
 
 
 def is_finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether no weight is NaN or infinite; it waits for the device once, so not for use in a step."""
+    """Return whether no weight is NaN or infinite; not for use in a step, because it waits for the device."""
     return bool(torch.stack([torch.isfinite(tensor).all() for tensor in weights.values()]).all())
 
 
@@ -63,59 +63,60 @@ def sgd_step(
 
 
 def squared_distances(model: nn.Module, anchor: nn.Module) -> Tensor:
-    """‖w − w_a‖² of every parameter tensor [P], for a proximal term; only `model` gets a gradient."""
-    # Parameters, not weights: a pull on running statistics has no gradient and would only add a constant.
+    """Return ‖w − w_a‖² of every parameter tensor [P], for a proximal term; only `model` gets a gradient."""
+    # Parameters alone: running statistics have no gradient and would only add a constant.
     pairs = zip(model.parameters(), anchor.parameters(), strict=True)
     return torch.stack([(w - fixed.detach()).square().sum() for w, fixed in pairs])
 
 
-# -- robust means --------------------------------------------------------------------------------------
-# Each takes models and shares as `average` does and may stand in its place. Only the geometric median
-# looks at the shares: the others are published without, and ten images count as much as a thousand.
+# -- robust means -------------------------------------------------------------------------------------- Each
+# has the signature of `average`. Only the geometric median uses the shares: the others are published without
+# weights.
 Models = Sequence[Mapping[str, Tensor]]
 Rule = Callable[[Models, Sequence[float]], dict[str, Tensor]]
 Aggregator = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "rfa"]
 
-STATISTICS = ("running_mean", "running_var")  # ends of names; large variances must not decide who is far
+STATISTICS = ("running_mean", "running_var")  # ends of names; too large for distances
 
 
 def combined(updates: Sequence[Update], rule: Rule, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The finite models of a round made one by a rule; `otherwise`, the global weights, if there are none."""
+    """Aggregate the finite models of a round by a rule; return `otherwise` if there are none."""
     sound = [update for update in updates if is_finite(update.weights)]
     return rule([u.weights for u in sound], [u.size for u in sound]) if sound else dict(otherwise)
 
 
 def distrusted(count: int, share: float, least: int) -> int:
-    """f of `count` models, ⌊share·m⌋, but so few that 2f + `least` models are there."""
+    """Return f = ⌊share·m⌋ of m = `count` models, at most such that 2f + `least` ≤ m."""
     return max(0, min(int(share * count + 1e-9), (count - least) // 2))
 
 
 def coordinate_median(weights: Models, shares: Sequence[float] = ()) -> dict[str, Tensor]:
-    """The median of every coordinate; of an even number of models the mean of the two middle values."""
+    """Return the median of every coordinate; for an even number of models, the mean of the middle two."""
     return _middle_mean(weights, (len(weights) - 1) // 2)
 
 
 def trimmed_mean(weights: Models, shares: Sequence[float] = (), distrust: float = 0.3) -> dict[str, Tensor]:
-    """The mean of every coordinate without its f smallest and f largest values."""
+    """Return the mean of every coordinate without its f smallest and f largest values."""
     return _middle_mean(weights, distrusted(len(weights), distrust, least=1))
 
 
 def krum(
     weights: Models, shares: Sequence[float] = (), distrust: float = 0.3, selected: int | None = 1
 ) -> dict[str, Tensor]:
-    """The mean of the `selected` models (None: m − f − 2) with the smallest scores; all of one or two models.
+    """Return the mean of the `selected` models (None: m − f − 2) with the smallest scores.
 
-    A score is the sum of squared distances to the m − f − 2 nearest others; of equal ones the first counts.
+    A score is the sum of squared distances to the m − f − 2 nearest other models; the first of equal scores
+    wins. One or two models are averaged.
     """
     count = len(weights)
     if count < 3:
         return average(weights, [1] * count)
     near = count - distrusted(count, distrust, least=3) - 2
-    found = [_squared_distance(a, b) for a, b in combinations(weights, 2)]
-    distances = found[0].new_zeros(count, count)
-    for (i, j), distance in zip(combinations(range(count), 2), found, strict=True):
+    pairs = [_squared_distance(a, b) for a, b in combinations(weights, 2)]
+    distances = pairs[0].new_zeros(count, count)
+    for (i, j), distance in zip(combinations(range(count), 2), pairs, strict=True):
         distances[i, j] = distances[j, i] = distance
-    scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # the first is that to itself
+    scores = distances.sort(1).values[:, 1 : near + 1].sum(1)  # column 0 is the distance to itself
     chosen = sorted(scores.argsort(stable=True)[: near if selected is None else selected].tolist())
     return average([weights[k] for k in chosen], [1] * len(chosen))
 
@@ -123,7 +124,7 @@ def krum(
 def geometric_median(
     weights: Models, shares: Sequence[float], steps: int = 3, floor: float = 1e-6
 ) -> dict[str, Tensor]:
-    """The model whose weighted sum of distances to all is least, after steps of Weiszfeld from the mean."""
+    """Approximate the model with the least weighted sum of distances: steps of Weiszfeld from the mean."""
     centre = average(weights, shares)
     for _ in range(steps):
         distances = [_squared_distance(model, centre).sqrt().item() for model in weights]
@@ -144,25 +145,23 @@ AGGREGATORS: dict[str, Rule] = {
 
 @torch.no_grad()
 def _middle_mean(weights: Models, drop: int) -> dict[str, Tensor]:
-    """The mean of every coordinate without its `drop` smallest and largest values."""
+    """Return the mean of every coordinate without its `drop` smallest and largest values."""
     kept, middle = slice(drop, len(weights) - drop), {}
     for name, first in weights[0].items():
         values = torch.stack([model[name] for model in weights]).sort(0).values
-        # In the memory layout of the models: with another one, networks give other bits.
+        # Keep the memory layout of the models: in another one, networks round differently.
         middle[name] = torch.empty_like(first).copy_(values[kept].mean(0))
     return middle
 
 
 @torch.no_grad()
 def _squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    """‖θ − θ'‖² over the parameters, BatchNorm statistics left out, summed in float64."""
+    """Return ‖θ − θ'‖² without BatchNorm statistics, summed in float64."""
     names = [name for name in one if not name.endswith(STATISTICS)]
-    return torch.stack([_double(one[name] - other[name]).square().sum() for name in names]).sum()
-
-
-def _double(values: Tensor) -> Tensor:
-    """In float64, on the CPU if the device has none (Apple's)."""
-    return (values.cpu() if values.device.type == "mps" else values).double()
+    differences = [one[name] - other[name] for name in names]
+    if differences[0].device.type == "mps":  # it has no float64
+        differences = [difference.cpu() for difference in differences]
+    return torch.stack([difference.double().square().sum() for difference in differences]).sum()
 
 
 # -- losses --------------------------------------------------------------------------------------------
@@ -202,12 +201,12 @@ def uniform_penalty(logits: Tensor) -> Tensor:
 
 
 def class_counts(y: Tensor, classes: int) -> Tensor:
-    """How often each class occurs among labels, int64 [C]."""
+    """Return the count of each class among labels, int64 [C]."""
     return F.one_hot(y, classes).sum(0)  # bincount reads its size on the host and varies on CUDA
 
 
 def log_prior(counts: Tensor, tau: float = 1.0) -> Tensor:
-    """τ·ln(n_kc / n_k) for each class, to adjust logits by; −∞ for absent ones, which get no gradient."""
+    """Return τ·ln(n_kc / n_k) per class, for logit adjustment; −∞ for absent classes, without a gradient."""
     present = counts > 0
     prior = counts.clamp_min(1) / counts.sum()
     return torch.where(present, tau * prior.log(), -math.inf)
@@ -221,7 +220,7 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine of vectors along the last dimension, 0 where one of them is zero; the others broadcast."""
+    """Return the cosine of vectors along the last dimension, 0 for zero vectors; the others broadcast."""
     lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     cosines: Tensor = (a * b).sum(-1) / lengths.clamp_min(1e-8)
     return cosines
@@ -246,17 +245,17 @@ def two_gaussians(
     covariance: Covariance = "full",
     seed: int = 0,
 ) -> Any:
-    """scikit-learn's GaussianMixture of two components, fitted to the rows of x [n, d].
+    """Fit scikit-learn's GaussianMixture of two components to the rows of x [n, d].
 
-    The options are part of a method: with tol=1e-2, as some authors have it, EM stops after about four
-    steps, and 1.5 % of the samples are on the other side than after a fit that converged.
+    The options are part of a method: with some authors' tol=1e-2, EM stops after about four steps, and 1.5 %
+    of the samples are in the other component than after convergence.
     """
-    # Imported here: it takes as long as importing torch, and many runs need no mixture.
+    # Imported here: the import takes as long as that of torch, and many runs need no mixture.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
     options = {"max_iter": max_iter, "tol": tol, "reg_covar": reg_covar, "covariance_type": covariance}
-    fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # it takes no larger seeds
+    fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # its largest seed
     count_work(mixtures=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping at max_iter is what the papers do
@@ -266,11 +265,11 @@ def two_gaussians(
 def loss_mixture(
     losses: np.ndarray, *, max_iter: int = 100, tol: float = 1e-3, reg_covar: float = 1e-6, seed: int = 0
 ) -> Mixture | None:
-    """Fit a two-component mixture to losses; None where no two groups can be told apart.
+    """Fit a two-component mixture to losses; return None if there are no two groups.
 
     That is: fewer than two values, equal or non-finite values, an empty component or equal means.
     """
-    # float64: variances near reg_covar are lost in float32, in which scikit-learn would compute.
+    # scikit-learn would compute in float32, which loses variances near reg_covar.
     x = np.asarray(losses, dtype=np.float64).reshape(-1, 1)
     if len(x) < 2 or not np.isfinite(x).all() or np.ptp(x) < 1e-6:
         return None
@@ -278,7 +277,7 @@ def loss_mixture(
     means = fit.means_[:, 0]
     if min(fit.weights_) <= 0 or means[0] == means[1]:
         return None
-    order = np.argsort(means)  # which component is which depends on the seed
+    order = np.argsort(means)  # the order of components depends on the seed
     posterior = fit.predict_proba(x)[:, order[0]]
     low, high = (int(i) for i in order)
 
@@ -289,7 +288,7 @@ def loss_mixture(
 
 
 def min_max_scaled(values: np.ndarray) -> np.ndarray | None:
-    """Values between 0 and 1 in float64; None where they are all equal or not finite, and say nothing."""
+    """Scale values to 0…1 in float64; return None if they are all equal or one is not finite."""
     values = values.astype(np.float64)
     if not np.isfinite(values).all() or np.ptp(values) < 1e-6:
         return None
@@ -298,7 +297,7 @@ def min_max_scaled(values: np.ndarray) -> np.ndarray | None:
 
 
 def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
-    """DivideMix's posterior of the low-loss component over scaled losses; None where they are all equal."""
+    """Return DivideMix's posterior of the low-loss component over scaled losses; None if all are equal."""
     scaled = min_max_scaled(losses)
     if scaled is None:
         return None
@@ -309,7 +308,8 @@ def clean_posterior(losses: np.ndarray) -> np.ndarray | None:
 # -- MixUp ---------------------------------------------------------------------------------------------
 def with_mixup(steps: Sequence[Step], rng: np.random.Generator, alpha: float) -> list[Step]:
     """Note the draws of MixUp on each step: `lam` ~ Beta(α, α) and a permutation `order` of its rows."""
-    # One λ for a batch, as in the papers' code. Drawn for `plan`, not in the loss: no step waits for a copy.
+    # One λ per batch, as in the papers' code. Drawn in `plan` instead of the loss, so no step waits for a
+    # copy.
     return [
         replace(
             step,
@@ -341,41 +341,41 @@ def kept_count(size: int, forget: float) -> int:
 
 
 def small_loss(losses: Tensor, count: int) -> Tensor:
-    """The `count` smallest losses as a mask [B]; of equal ones the first."""
-    # A stable sort, not topk, whose choice among equal losses is left open and differs between devices.
+    """Return a mask [B] of the `count` smallest losses; the first of equal losses wins."""
+    # A stable sort: the choice of topk among equal losses differs between devices.
     order = losses.detach().argsort(stable=True)
     return torch.zeros_like(order, dtype=torch.bool).index_fill(0, order[:count], True)
 
 
 def mean_of_kept(losses: Tensor, kept: Tensor) -> Tensor:
-    """Per-example terms [B] whose mean is the mean of the kept losses; zero if none is kept."""
-    # losses[kept] would be shorter, but its size must be known on the host: every step would wait.
+    """Return per-example terms [B] whose mean is the mean of the kept losses; zero if none is kept."""
+    # losses[kept] would be shorter, but every step would wait for its size.
     return torch.where(kept, losses, 0.0) * (len(losses) / kept.sum().clamp_min(1))
 
 
 # -- the forget rate of Co-teaching --------------------------------------------------------------------
 def forget_rate(t: int, tau: float, ramp_rounds: int, exponent: float = 1.0) -> float:
-    """f_t = τ^c·t/(T_k − 1) for t < T_k, then τ: the published code's form, in which round 0 keeps all."""
+    """f_t = τ^c·t/(T_k − 1) for t < T_k, then τ, as in the published code; round 0 keeps all samples."""
     return tau**exponent * t / max(1, ramp_rounds - 1) if t < ramp_rounds else tau
 
 
 def forget_ramp(rounds: int, longest: int = 25) -> int:
-    """T_k: a fifth of the rounds, at least three, so that networks learn before they drop."""
+    """Return T_k: a fifth of the rounds, at least three, so that networks learn before they drop samples."""
     return min(longest, max(3, round(0.2 * rounds)))
 
 
 def final_forget_rate(given: float | None, terms: Terms) -> float:
-    """τ as given, or as the setting announces it; the highest allowed where nothing would be kept."""
+    """Return τ as given or announced by the setting; HIGHEST_FORGET_RATE if no sample would be kept."""
     tau = terms.expected_noise if given is None else given
     return HIGHEST_FORGET_RATE if tau >= 1 else tau
 
 
 def check_forget_rate(given: float | None, terms: Terms, method: str) -> None:
-    """Refuse a hyper-parameter `forget_rate` that is unknown or negative; warn of one that is lowered."""
+    """Refuse a `forget_rate` that is unknown or negative; warn if it is lowered."""
     tau = terms.expected_noise if given is None else given
     if math.isnan(tau):
         raise BadInput(
-            f"{method} must know which share of the labels to drop, and natural noise announces none: "
+            f"{method} needs the share of labels to drop, and natural noise announces none: "
             "give --set forget_rate=SHARE (Clothing1M: 0.39)"
         )
     if tau < 0:
@@ -389,28 +389,28 @@ def check_forget_rate(given: float | None, terms: Terms, method: str) -> None:
 
 # -- rounds --------------------------------------------------------------------------------------------
 def linear_ramp(t: float, begin: float, length: float) -> float:
-    """From 0 at `begin` to 1 after `length` rounds."""
+    """Return a value that rises linearly from 0 at `begin` to 1 after `length` rounds."""
     return min(max((t - begin) / length, 0.0), 1.0)
 
 
 def warmup_rounds(share: float, terms: Terms) -> int:
-    """A share of the rounds, at least three and as many as it takes to call every client once."""
+    """Return a share of the rounds, at least three and at least ⌈K/m⌉, a visit of every client."""
     return max(3, round(share * terms.rounds), terms.rounds_for_all)
 
 
 def history_length(longest: int, shortest: int, begin: int, terms: Terms) -> int:
-    """How many outputs a sample's history holds: those that a typical client has at round `begin`."""
+    """Return the length of a sample's history: the outputs that a typical client has at round `begin`."""
     visits = begin * terms.sampled // terms.clients
     return min(longest, max(shortest, terms.epochs * visits))
 
 
 def clients_in_turn(server: Server, name: str) -> list[int]:
-    """The clients of this round where all take turns: the next m of a permutation.
+    """Return the clients of this round when all take turns: the next m of a permutation.
 
-    Once everyone has been called, another permutation is drawn from the server's stream of that name.
+    After a visit of all clients, a new permutation is drawn from the server's stream `name`.
     """
     terms = server.terms
     one_pass, turn = divmod(server.round, terms.rounds_for_all)
-    # Drawn again in every round of a pass instead of being kept: nothing to checkpoint.
+    # Drawn again in every round of a pass, so that there is nothing to checkpoint.
     order = server.stream(name, one_pass).permutation(terms.clients)
     return [int(k) for k in order[turn * terms.sampled : (turn + 1) * terms.sampled]]

@@ -249,11 +249,8 @@ class Plugins:
 
     def source_of(self, hook: str, name: str) -> Source | None:
         """Return the origin of an entry from a plugin; None if it is built in."""
-        return (
-            self.sources.get(self.tables[hook].origin.get(name, OWN_DISTRIBUTION))
-            if hook in self.tables
-            else None
-        )
+        origin = self.tables[hook].origin if hook in self.tables else {}
+        return self.sources.get(origin.get(name, OWN_DISTRIBUTION))
 
 
 def _loaded(entry: EntryPoint) -> object:

@@ -13,7 +13,7 @@ from torchvision.transforms import functional as reference
 
 from flnl_bench.data.dataset import Augmentation
 from flnl_bench.engine.augmentation import VIEWS, Views, draw_view
-from flnl_bench.engine.randaugment import NAMES, RANGES, draw_operations, rand_augment
+from flnl_bench.engine.randaugment import OPERATION_NAMES, RANGES, draw_operations, rand_augment
 from flnl_bench.errors import BadInput
 
 COLOUR = Augmentation(size=32)
@@ -66,15 +66,15 @@ def expected(name, image, m):
 
 
 @pytest.mark.parametrize(("channels", "size"), [(3, 32), (1, 28), (1, 8), (3, 17)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPERATION_NAMES)
 def test_an_operation_equals_torchvision_image_by_image(name, channels, size):
     images = some_images(24, channels, size)
     low, high = RANGES[name]
     magnitude = low + (high - low) * np.linspace(0.013, 0.987, 24)[:, None]
-    got = rand_augment(images, np.full((24, 1), NAMES.index(name)), magnitude)
+    got = rand_augment(images, np.full((24, 1), OPERATION_NAMES.index(name)), magnitude)
     want = torch.stack([expected(name, image, m) for image, m in zip(images, magnitude[:, 0], strict=True)])
     assert got.dtype == torch.uint8
-    if name in NAMES[: NAMES.index("rotate")]:
+    if name in OPERATION_NAMES[: OPERATION_NAMES.index("rotate")]:
         assert torch.equal(got, want)
     else:  # a pixel whose source lies exactly between two others may round either way
         assert (got != want).float().mean() < 1e-3
@@ -100,7 +100,7 @@ def test_all_operations_are_drawn_and_stay_in_their_range():
 
 def test_colour_is_the_identity_where_the_data_set_says_so():
     images = some_images(8, 3, 32)
-    draws = np.full((8, 1), NAMES.index("colour")), np.full((8, 1), 0.1)
+    draws = np.full((8, 1), OPERATION_NAMES.index("colour")), np.full((8, 1), 0.1)
     assert torch.equal(rand_augment(images, *draws, colour=False), images)
     assert not torch.equal(rand_augment(images, *draws, colour=True), images)
 

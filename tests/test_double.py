@@ -29,6 +29,6 @@ def test_a_method_computes_in_the_default_precision_of_torch(name):
 
 
 def test_a_run_that_would_be_recorded_as_one_of_float32_is_refused(tmp_path):
-    with pytest.raises(fb.BadInput, match="default type is float64, but recorded runs are of float32"):
+    with pytest.raises(fb.BadInput, match="default type is float64, but recorded runs need float32"):
         fb.run("fedavg", "clean", rounds=1, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()

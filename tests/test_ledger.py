@@ -11,7 +11,7 @@ from flnl_methods.fedgr import FedGR
 from flnl_methods.fednoro import FedNoRo
 
 from flnl_bench import Method
-from flnl_bench.engine.ledger import amount, leaving, merge, sentence, take_work
+from flnl_bench.engine.ledger import leaving, merge, per_unit, sentence, take_work
 from flnl_bench.numerics import count_work, two_gaussians
 from flnl_bench.results.run_record import total_counts
 from flnl_bench.testing import play, toy_engine
@@ -72,10 +72,10 @@ def test_the_sentence_names_numbers_and_bytes():
         ]
     )
     assert sentence(sent) == (
-        "Beside the weights a client sends 2 numbers for each of its samples (ids, losses; 8 bytes), "
+        "Besides weights, a client sends 2 numbers for each of its samples (ids, losses; 8 bytes), "
         "1 number for each class (means; 4 bytes), 1 number once (n_k; 8 bytes)."
     )
-    assert [amount(sent, "numbers", per) for per in ("sample", "class", "client")] == [2, 1, 1]
+    assert [per_unit(sent, "numbers", per) for per in ("sample", "class", "client")] == [2, 1, 1]
     assert sentence({"n_k": sent["n_k"]}).endswith("sends the number of its samples and nothing else.")
 
 
@@ -145,7 +145,7 @@ def test_the_record_of_a_run_has_the_sums_and_an_older_one_none(tmp_path):
     assert total["samples"] == sum(row["counts"]["samples"] for row in rows["rounds"]) == 300
     assert total["sent"]["n_k"]["messages"] == sum(len(row["clients"]) for row in rows["rounds"])
     assert total_counts([total, None]) is None
-    assert "sent       Beside the weights a client sends the number of its samples" in flnl("show", path).out
+    assert "sent       Besides weights, a client sends the number of its samples" in flnl("show", path).out
     file = next(tmp_path.rglob("run.json"))
     older = json.loads(file.read_text())
     del older["summary"]["counts"]

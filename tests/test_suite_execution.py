@@ -342,14 +342,19 @@ def test_losses_with_a_new_round_in_between_are_not_counted_together(fragile, mo
     assert record["resumed"] == 4  # one loss after each round
 
 
-def test_a_run_whose_record_is_torn_fails_until_it_is_retried(suite_file, tmp_path):
+@pytest.mark.parametrize("retry", [False, True])
+@pytest.mark.parametrize(
+    ("text", "problem"), [('{"schema": 2, "stat', "torn"), ('{"schema": 3, "status": "done"}', "schema 3")]
+)
+def test_a_run_whose_record_cannot_be_read_fails_and_its_files_stay(
+    text, problem, retry, suite_file, tmp_path
+):
     planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
     planned.folder.create()
-    (planned.folder.path / "run.json").write_text('{"schema": 2, "stat')
+    (planned.folder.path / "run.json").write_text(text)
     assert progress_of(planned).status == "failed"
-    assert "run.json: torn" in run_planned(planned).error
-    assert run_planned(planned, retry_failed=True) == WorkerReport("done")
-    assert progress_of(planned).status == "done"
+    assert f"run.json: {problem}" in run_planned(planned, retry_failed=retry).error
+    assert (planned.folder.path / "run.json").read_text() == text
 
 
 def test_a_run_whose_checkpoint_is_torn_fails_until_it_is_retried(suite_file, tmp_path):

@@ -34,7 +34,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Draw:
-    """The random parameters of the images of one view, one row an image.
+    """The random parameters of the images of one view, one row per image.
 
     Places and lengths are shares in [0, 1), because a draw does not know the stored images' size.
     """
@@ -44,7 +44,7 @@ class Draw:
     flip: np.ndarray  # [N]
     degrees: np.ndarray  # [N] of the weak view, counter-clockwise
     region: np.ndarray  # [N, 4] of a resized crop: top, left, height, width; else [N, 0]
-    operation: np.ndarray  # [N, 3] of the strong view: numbers in randaugment.NAMES; else [N, 0]
+    operation: np.ndarray  # [N, 3] of the strong view: numbers in OPERATION_NAMES; else [N, 0]
     magnitude: np.ndarray  # [N, 3] of the strong view; else [N, 0]
     cutout: np.ndarray  # [N, 3] of the strong view: centre down, centre right, side
 
@@ -58,7 +58,7 @@ class Draw:
 
 
 def check_views(method: str, views: object) -> None:
-    """Refuse what is not a sequence of names of views."""
+    """Refuse a value that is not a sequence of names of views."""
     if isinstance(views, str) or not isinstance(views, Sequence):
         raise BadInput(f"{method}: views must return a tuple of names such as ('weak',), not {views!r}")
     for view in views:

@@ -1,7 +1,7 @@
-"""The images and given labels of a federation as the engine holds them, and the batches made of them.
+"""The images and given labels of a federation, and their batches; true labels are not here.
 
-True labels are not here. All images of all clients are one tensor that stays on the device; a batch is a
-gather from it, so that nothing is copied for a client and memory does not grow with their number.
+All images of all clients are one tensor that stays on the device, and a batch is gathered from it. So nothing
+is copied per client, and memory does not grow with the number of clients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from flnl_bench.api import Batch, Step
 from flnl_bench.engine.augmentation import Views, draw_view
 from flnl_bench.engine.devices import MEMORY_FORMAT, to_device
 
-RESIDENT_BYTES = 4 << 30  # larger data sets stay where they are (a memory map) and are streamed
-SLAB_PIXELS = 1 << 23  # images are augmented ahead in slabs of whole batches of about this size
+RESIDENT_BYTES = 4 << 30  # larger data sets stay in their file and are streamed
+SLAB_PIXELS = 1 << 23  # images are augmented in slabs of whole batches of about this size
 
 
 def as_images(array: np.ndarray, device: torch.device) -> Tensor:
-    """A data set's images as a tensor: on the device, or left in their file if they are too many."""
-    # A mapped file stays one: it is large, or the worker processes share its pages.
+    """Return a data set's images as a tensor: on the device, or in their file if they are too large."""
+    # A mapped file stays mapped: it is large, or worker processes share its pages.
     if array.nbytes > RESIDENT_BYTES or isinstance(array, np.memmap):
         return torch.from_numpy(array)
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -32,7 +32,7 @@ def as_images(array: np.ndarray, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class FederatedImages:
-    """One image tensor for all clients, and the rows that each of them owns."""
+    """One image tensor for all clients, and the rows of each client."""
 
     train: Tensor  # uint8 [N, C, H, W], on the device if it fits there
     test: Tensor
@@ -43,23 +43,23 @@ class FederatedImages:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image as networks see it."""
+        """Return channels, height and width of an image as networks see it."""
         return (self.train.shape[1], self.views.augmentation.size, self.views.augmentation.size)
 
     def plain(self, part: str, rows: np.ndarray) -> Tensor:
-        """Images of "train" or "test" as they are, normalised."""
+        """Return images of "train" or "test" without augmentation, normalised."""
         images = self.test if part == "test" else self.train
-        # The plain view draws nothing: the generator fills a place.
+        # The plain view does not use the generator.
         draw = draw_view("plain", len(rows), self.views.augmentation, np.random.default_rng(0))
         return self._rendered(self._take(images, rows), draw)
 
     def batches(
         self, client: int, steps: Sequence[Step], views: Sequence[str], rngs: Sequence[np.random.Generator]
     ) -> Iterator[Batch]:
-        """The batches of some steps, augmented ahead in slabs.
+        """Yield the batches of some steps, augmented in slabs.
 
-        Augmenting a slab of many batches costs far fewer kernels than one batch at a time. All draws are
-        made before the first slab, so that they depend neither on its size nor on the device.
+        A slab of many batches needs far fewer kernels than single batches. All draws are made before the
+        first slab, so they depend neither on its size nor on the device.
         """
         if not steps:
             return
@@ -69,7 +69,7 @@ class FederatedImages:
             draw_view(view, len(rows), self.views.augmentation, rng)
             for view, rng in zip(views, rngs, strict=True)
         ]
-        # Once for all steps: slices of these cost no copy and no wait later.
+        # Once for all steps: slices of these need no copy.
         index = to_device(rows, self.device)
         labels = self.given[client][index]
         notes = _notes_on(steps, self.device)
@@ -80,18 +80,18 @@ class FederatedImages:
             rendered = [self._rendered(images, draw[a:b]) for draw in draws]
             for i in range(first, last):
                 lo, hi = int(ends[i] - sizes[i]), int(ends[i])
-                pictures = tuple(view[lo - a : hi - a] for view in rendered)
-                yield Batch(pictures, labels[lo:hi], index[lo:hi], notes[i])
+                images_of_step = tuple(view[lo - a : hi - a] for view in rendered)
+                yield Batch(images_of_step, labels[lo:hi], index[lo:hi], notes[i])
 
     def _take(self, images: Tensor, rows: np.ndarray) -> Tensor:
-        """Rows of an image tensor, gathered where the tensor lives and brought to the device."""
+        """Gather rows of an image tensor where it is stored, and move them to the device."""
         return images.index_select(0, to_device(rows, images.device)).to(self.device)
 
     def _rendered(self, images: Tensor, draw: Any) -> Tensor:
         return self.views.render(images, draw).contiguous(memory_format=MEMORY_FORMAT)
 
     def _slabs(self, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Ranges of steps whose images together stay near SLAB_PIXELS."""
+        """Yield ranges of steps whose images have about SLAB_PIXELS together."""
         most = max(1, SLAB_PIXELS // (self.train.shape[1] * self.views.augmentation.size**2))
         first = 0
         while first < len(ends):
@@ -102,7 +102,7 @@ class FederatedImages:
 
 
 def _notes_on(steps: Sequence[Step], device: torch.device) -> list[dict[str, Any]]:
-    """The notes of all steps with their tensors on the device, one copy for each name and type."""
+    """Return the notes of all steps with tensors on the device; one copy per name and type."""
     notes: list[dict[str, Any]] = [dict(step.note) for step in steps]
     for key, dtype in {(k, v.dtype) for note in notes for k, v in note.items() if isinstance(v, Tensor)}:
         owners = [note for note in notes if getattr(note.get(key), "dtype", None) == dtype]

@@ -1,10 +1,10 @@
 """Checkpoints: a JSON tree and safetensors files, written atomically; no pickle.
 
-`state.json` is the root and is renamed last: it names the tensor files that belong to it, so a kill
-at any moment leaves either the old checkpoint or the new one. It has a digest of each of them and of
-itself, so that a flipped bit is not taken for a number. Flushing a file to the disk takes longer than
-filling it, so small states of clients are in the engine's file; a large one has its own, written when it
-changed, and all files but the root are written at the same time.
+`state.json` names the tensor files of a checkpoint and is renamed last, so a kill at any moment leaves either
+the old checkpoint or the new one. It has a digest of each file and of itself, to detect flipped bits.
+Flushing a file takes longer than filling it. So small states of clients are in the engine's file; a large
+state has its own file, which is written when it changes. All files except for `state.json` are written at the
+same time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from flnl_bench.atomic_files import replace_file
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.errors import BadInput, one_line
 
-FORMAT = 3
-SMALL = 1 << 16  # bytes of a state
-WRITERS = 4  # files at once; more gain little, and each holds a state twice in memory
+CHECKPOINT_FORMAT = 3
+SMALL = 1 << 16  # bytes of a client's state that gets no file of its own
+WRITERS = 4  # parallel writes; more gain little, and each holds a state twice in memory
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
@@ -42,18 +42,18 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._clients: dict[int, str] = {}  # the file of each large state, maybe of an earlier round
-        self._digests: dict[str, str] = {}  # of each file
+        self._clients: dict[int, str] = {}  # client → file of its large state, maybe of an earlier round
+        self._digests: dict[str, str] = {}  # file → digest
 
     @property
     def exists(self) -> bool:
-        """Whether there is a checkpoint to resume from."""
+        """Return whether there is a checkpoint to resume from."""
         return self._root.exists()
 
     @property
     def finished_rounds(self) -> int:
-        """The number of rounds in it; whether it is whole is checked when it is loaded."""
-        # Only shown to users before a run resumes, so a torn file counts as none; `load` says what is wrong.
+        """Return the number of rounds in it; 0 if it cannot be read."""
+        # Only a message shows it before a run resumes; `load` reports a torn file.
         try:
             return len(json.loads(self._root.read_bytes())["rounds"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -70,9 +70,9 @@ class Checkpoint:
         changed: Set[int],
         rounds: list[dict[str, Any]],
     ) -> None:
-        """Save the engine's state, those of all clients, of which some changed, and the history so far."""
+        """Save the engine's state, the clients' states (of which some `changed`) and the rounds so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        stamp = f"r{state['round']:05d}"  # new names: until the root changes, the old files are needed
+        stamp = f"r{state['round']:05d}"  # the old files are needed until `state.json` is replaced
         small = {k: tree for k, tree in clients.items() if count_bytes(tree) <= SMALL}
         kept = {
             k: name for k, name in self._clients.items() if k not in changed and (self.folder / name).exists()
@@ -88,23 +88,23 @@ class Checkpoint:
         files = (engine, *self._clients.values())
         self._digests = {name: self._digests[name] for name in files if name in self._digests}
         root = {
-            "format": FORMAT,
+            "format": CHECKPOINT_FORMAT,
             "engine": engine,
             "clients": {str(k): name for k, name in self._clients.items()},
             "rounds": rounds,
             "digests": self._digests,
         }
         root["digest"] = _digest(json.dumps(root).encode())
-        # json.dumps, not json_text: floats come back to the bit, NaN and infinities too.
+        # json.dumps keeps all bits of floats, NaN and infinities included; json_text does not.
         replace_file(self._root, json.dumps(root))
         self._clean(root)
 
     def load(self) -> tuple[dict[str, Any], dict[int, Any], list[dict[str, Any]]]:
-        """Read the engine's state, the clients' states and the history."""
+        """Return the engine's state, the clients' states and the rounds."""
         try:
             root = json.loads(self._root.read_bytes())
-            if root["format"] != FORMAT:
-                raise ValueError(f"format {root['format']}, this version reads {FORMAT}")
+            if root["format"] != CHECKPOINT_FORMAT:
+                raise ValueError(f"format {root['format']}, this version reads {CHECKPOINT_FORMAT}")
             if root.pop("digest") != _digest(json.dumps(root).encode()):
                 raise ValueError("state.json was changed")
             self._clients = {int(k): name for k, name in root["clients"].items()}
@@ -126,7 +126,7 @@ class Checkpoint:
     def _write(self, file: str, tree: Any) -> None:
         tensors: dict[str, Tensor] = {}
         shape = _encode(tree, tensors, {})
-        # The tree goes into the file of its tensors: two files could be of different rounds.
+        # The tree is in the file of its tensors, because two files could be of different rounds.
         data = save(tensors, metadata={"tree": json.dumps(shape)})
         replace_file(self.folder / file, data)
         self._digests[file] = _digest(data)
@@ -139,7 +139,7 @@ class Checkpoint:
         return _decode(json.loads(header["__metadata__"]["tree"]), load(data))
 
     def _clean(self, root: Mapping[str, Any]) -> None:
-        """Remove what no longer belongs to the checkpoint."""
+        """Remove files that do not belong to the checkpoint."""
         wanted = {"state.json", root["engine"], *root["clients"].values()}
         for path in self.folder.iterdir():
             if path.name not in wanted:
@@ -151,24 +151,24 @@ def _digest(data: bytes) -> str:
 
 
 def _encode(node: Any, tensors: dict[str, Tensor], keys: dict[int, str]) -> Any:
-    """A JSON tree; tensors and arrays go to `tensors` under a number, one that has two names once."""
+    """Return a JSON tree; tensors and arrays go to `tensors` by number, a shared one once."""
     if isinstance(node, Tensor | np.ndarray):
         if id(node) not in keys:
             keys[id(node)] = str(len(tensors))
             tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node
-            # safetensors refuses tensors that share memory. The layout is lost; `placed` gives it back.
+            # safetensors refuses tensors that share memory. The layout is lost; `placed` restores it.
             tensors[keys[id(node)]] = tensor.detach().cpu().contiguous().clone()
         return {"array" if isinstance(node, np.ndarray) else "tensor": keys[id(node)]}
     if isinstance(node, Mapping):
-        # Pairs, not an object: JSON would turn keys such as client numbers into strings.
-        return {"dict": [[_encode(each, tensors, keys) for each in item] for item in node.items()]}
+        # Pairs, because an object of JSON would turn keys such as client numbers into strings.
+        return {"dict": [[_encode(part, tensors, keys) for part in item] for item in node.items()]}
     if isinstance(node, list | tuple):
         return {type(node).__name__: [_encode(value, tensors, keys) for value in node]}
     if isinstance(node, np.generic):
         return node.item()
     if node is None or isinstance(node, bool | int | float | str):
         return node
-    # `check_plain` has refused this in a method's state, with the place; here it is the engine's own.
+    # Only for the engine's own state: `check_plain` has refused it in a method's state.
     raise TypeError(f"a state may not hold a {type(node).__name__}: it cannot be checkpointed")
 
 
@@ -177,7 +177,7 @@ def _decode(node: Any, tensors: dict[str, Any]) -> Any:
         return node
     ((kind, value),) = node.items()
     if kind == "array":
-        tensors[value] = np.asarray(tensors[value])  # the same array for its second name
+        tensors[value] = np.asarray(tensors[value])  # shared by all its names
     if kind in ("array", "tensor"):
         return tensors[value]
     if kind == "dict":

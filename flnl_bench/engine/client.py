@@ -1,7 +1,7 @@
-"""What happens on one client: the engine's reference path, client after client.
+"""The work of one client, and the reference executor, which trains one client after the other.
 
-Inside a local epoch nothing waits for the device: all random draws are made on the CPU before a
-portion of steps starts and are copied once.
+Nothing waits for the device within a local epoch: all random draws of a portion of steps are made on the CPU
+before it starts, and copied once.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from flnl_bench.config import COMPILE_MODES, Training
 from flnl_bench.data.dataset import Augmentation
 from flnl_bench.engine.augmentation import Views
 from flnl_bench.engine.batches import FederatedImages, as_images
-from flnl_bench.engine.devices import MEMORY_FORMAT, configure, placed, seeded, sent
+from flnl_bench.engine.devices import MEMORY_FORMAT, configure_torch, placed, seeded, sent
 from flnl_bench.engine.hook_checks import as_losses, as_message, as_part, as_portions, as_state, check_plain
 from flnl_bench.engine.ledger import Cost, take_work
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.models.networks import Network
 from flnl_bench.random_streams import seed_of, stream
 
+Images = Mapping[str, np.ndarray]  # "train" and "test": uint8 [N, C, H, W]
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one client: with the global weights, all that any worker needs to answer it."""
+    """A call of one client. A worker needs nothing else to answer it, except for the global weights."""
 
     client: int
     round: int
-    name: tuple[str | int, ...]  # tells calls in one round apart; empty for the first training
+    name: tuple[str | int, ...]  # distinguishes calls of one round; empty for the first training
     inbox: Mapping[str, Any]
-    state: State | None  # None: never seen before
-    task: Callable[[Client], Mapping[str, Any]] | None = None  # what a visit does
+    state: State | None  # None: on the first call
+    task: Callable[[Client], Mapping[str, Any]] | None = None  # of a visit
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call gives back: the answer, the client's new state, and what it cost."""
+    """The answer to a call, the client's new state, and the cost."""
 
     answer: Any  # Update after training, a mapping after a visit
     state: State
@@ -65,48 +66,53 @@ class Reply:
     loss: float | None = None
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What a client worker is built from, so that every process can build its own.
+def build_worker(
+    device: torch.device,
+    images: Images,
+    *,
+    method: Method,
+    terms: Terms,
+    model: nn.Module,
+    training: Training,
+    seed: int,
+    rows: tuple[np.ndarray, ...],
+    given: tuple[np.ndarray, ...],
+    augmentation: Augmentation,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> ClientWorker:
+    """Build a worker on a device, and set up torch in this process for it.
 
-    Plain values, arrays and a model on the CPU; true labels are not among them.
+    Args:
+        device: where the worker computes.
+        images: of all clients.
+        method: what is trained.
+        terms: what clients know about the run.
+        model: the initial model on the CPU; it is copied.
+        training: the protocol.
+        seed: of all random streams.
+        rows: of each client among the images of "train".
+        given: labels of each client; true labels are not given to workers.
+        augmentation: of the data set.
+        mean: of the data set's channels.
+        std: of the data set's channels.
     """
-
-    method: Method
-    terms: Terms
-    model: nn.Module
-    training: Training
-    seed: int
-    images: dict[str, np.ndarray]  # "train" and "test", uint8 [N, C, H, W]
-    rows: tuple[np.ndarray, ...]  # of each client among the images of "train"
-    given: tuple[np.ndarray, ...]  # labels of each client
-    augmentation: Augmentation
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def build(self, device: torch.device) -> ClientWorker:
-        """A worker on a device, and the settings of this process that it counts on."""
-        configure(device, self.training.precision)
-        return ClientWorker(
-            method=self.method,
-            terms=self.terms,
-            images=FederatedImages(
-                train=as_images(self.images["train"], device),
-                test=as_images(self.images["test"], device),
-                given=tuple(torch.from_numpy(labels).to(device) for labels in self.given),
-                rows=self.rows,
-                views=Views(self.augmentation, self.mean, self.std, device),
-                device=device,
-            ),
-            training=self.training,
-            model=copy.deepcopy(self.model).to(device).to(memory_format=MEMORY_FORMAT),
-            seed=self.seed,
-        )
+    configure_torch(device, training.precision)
+    federated = FederatedImages(
+        train=as_images(images["train"], device),
+        test=as_images(images["test"], device),
+        given=tuple(torch.from_numpy(labels).to(device) for labels in given),
+        rows=rows,
+        views=Views(augmentation, mean, std, device),
+        device=device,
+    )
+    model = copy.deepcopy(model).to(device).to(memory_format=MEMORY_FORMAT)
+    return ClientWorker(method, terms, federated, training, model, seed)
 
 
 @dataclass
 class ClientWorker:
-    """Models and data on one device: it answers one call at a time, and so is the simplest executor."""
+    """Models and data on one device. It answers one call at a time, so it is also the simplest executor."""
 
     method: Method
     terms: Terms
@@ -118,8 +124,8 @@ class ClientWorker:
 
     def __post_init__(self) -> None:
         self.device = self.images.device
-        # Models for weights that are not trained. They are made once and given other weights at every
-        # use: copying a network costs more than a training step of a small one.
+        # Models for weights that are not trained. They are built once and get other weights at every use:
+        # copying a network costs more than a training step of a small one.
         self._frozen: list[nn.Module] = []
         self._used = 0
         self._meter(self.model)
@@ -135,7 +141,7 @@ class ClientWorker:
     # -- as an executor ----------------------------------------------------------------------------
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Train one client after the other."""
-        weights = placed(weights, self.device)  # a mean of the method's own may have lost the layout
+        weights = placed(weights, self.device)  # the method's own aggregation may have lost the layout
         return (self.train_client(weights, call) for call in calls)
 
     def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
@@ -144,7 +150,7 @@ class ClientWorker:
         return (self.visit_client(weights, call) for call in calls)
 
     def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
-        """What the global model, or one network of it, says to images of a part of the data."""
+        """Return the logits of the global model, or of one network of it, for images of "train" or "test"."""
         model = self.global_model(weights)
         predict = model.get_submodule(member) if member else partial(self.method.predict, model)
         outputs = []
@@ -154,18 +160,18 @@ class ClientWorker:
         return torch.cat(outputs)
 
     def close(self) -> None:
-        """Nothing to do: what it holds goes with this process."""
+        """Do nothing: there are no other processes."""
 
     # -- one client --------------------------------------------------------------------------------
     def train_client(self, weights: Weights, call: Call) -> Reply:
-        """Local training from the global weights."""
+        """Train a client from the global weights."""
         with self._seeded(call):
             client = self._client(weights, call)
             update, loss = self._train(weights, call, client)
             return self._reply(client, update, loss)
 
     def visit_client(self, weights: Weights, call: Call) -> Reply:
-        """A task of the method, without training."""
+        """Run a task of the method on a client, without training."""
         assert call.task is not None
         with self._seeded(call):
             client = self._client(weights, call)
@@ -174,26 +180,26 @@ class ClientWorker:
 
     def _reply(self, client: Client, answer: Any, loss: float | None = None) -> Reply:
         check_plain(client.state, f"{self.method.name}: client.state")
-        self.cost.add(take_work())  # in one process with some of the server's, which is of the same round
+        self.cost.add(take_work())  # in one process it may include the server's work of this round
         return Reply(answer, sent(client.state), self.cost, loss)
 
     def global_model(self, weights: Weights) -> nn.Module:
-        """A frozen model to look at between calls; it is overwritten by the next."""
+        """Return a frozen model with these weights; the next call overwrites it."""
         self._used = 0
         return self._bind(weights)
 
     def _train(self, weights: Weights, call: Call, client: Client) -> tuple[Update, float | None]:
-        """What the client sends, and its mean loss."""
+        """Train a client; return its update and its mean loss."""
         model, method, who = self.model, self.method, self.method.name
         self._load(weights, client.state)
         model.eval()
         method.on_receive(model, client)
         protocol = self.training
         optimiser = SGD(model.named_parameters(), protocol.lr, protocol.momentum, protocol.weight_decay)
-        total = torch.zeros((), device=self.device)  # summed on the device: reading it would wait
+        total = torch.zeros((), device=self.device)  # summed on the device: reading each loss would wait
         count = 0
         model.train()
-        # A stream for each view, not one for all: views that are added or left out do not move the others.
+        # One stream per view: adding or removing a view does not change the draws of the others.
         rngs = [self._stream(call, "view", i) for i in range(len(method.views()))]
         for portion in as_portions(who, method.plan(model, client)):
             for batch in self.images.batches(call.client, portion, method.views(), rngs):
@@ -205,7 +211,7 @@ class ClientWorker:
                 method.on_step(model, client)
                 total += loss.detach()
                 count += 1
-        optimiser.zero_grad()  # a model's worth of memory less in `upload`
+        optimiser.zero_grad()  # frees the memory of the gradients before `upload`
         model.eval()
         message = as_message(who, "upload", method.upload(model, client))
         for part in method.private:
@@ -214,7 +220,7 @@ class ClientWorker:
         return update, total.item() / count if count else None
 
     def _client(self, weights: Weights, call: Call) -> Client:
-        """The client as the method sees it."""
+        """Make the client object that the method sees."""
         self.cost = Cost()
         self._used = 0
         for module in (self.model, *self._frozen):
@@ -234,17 +240,17 @@ class ClientWorker:
             image_shape=self.images.shape,
         )
         if state is None:
-            made = self.method.client_state(client)
-            client.state.update(as_state(self.method.name, "client_state", made))
+            initial = self.method.client_state(client)
+            client.state.update(as_state(self.method.name, "client_state", initial))
         return client
 
     def _stream(self, call: Call, *name: str | int) -> np.random.Generator:
-        """A stream of this client in this round and call."""
-        return stream(self.seed, *name, *_whose(call))
+        """Return a random stream of this client in this round and call."""
+        return stream(self.seed, *name, *_call_name(call))
 
     def _seeded(self, call: Call) -> AbstractContextManager[None]:
-        """torch's own generators, which networks with dropout draw from, seeded for this call."""
-        return seeded(seed_of(self.seed, "torch", *_whose(call)), self.device)
+        """Seed torch's own generators for this call: dropout draws from them."""
+        return seeded(seed_of(self.seed, "torch", *_call_name(call)), self.device)
 
     def _meter(self, model: nn.Module) -> None:
         for network in _networks(model):
@@ -252,7 +258,7 @@ class ClientWorker:
 
     @torch.no_grad()
     def _load(self, weights: Weights, state: State) -> None:
-        """Copy the received weights, and what the client kept for itself, into the model as it was built."""
+        """Reset the model, and copy the received weights and the client's private parts into it."""
         for tensor, built in self._built:
             tensor.copy_(built)
         source = dict(weights)
@@ -262,24 +268,24 @@ class ClientWorker:
         torch._foreach_copy_(list(self._live.values()), [source[name] for name in self._live])
 
     def _bind(self, weights: Weights) -> nn.Module:
-        """A frozen model in evaluation mode over these weights, not copied."""
+        """Return a frozen model in evaluation mode that shares memory with these weights."""
         if self._used == len(self._frozen):
             self._frozen.append(copy.deepcopy(self.model).requires_grad_(False).eval())
         model = self._frozen[self._used]
         self._used += 1
         self._meter(model)
-        wrong = model.load_state_dict(weights, strict=False, assign=True)
-        lost = {name for name in wrong.missing_keys if name in self._sent}
-        if lost or wrong.unexpected_keys:
-            raise KeyError(f"weights do not fit the model: {sorted(lost | set(wrong.unexpected_keys))}")
+        keys = model.load_state_dict(weights, strict=False, assign=True)
+        wrong = {*keys.unexpected_keys, *(name for name in keys.missing_keys if name in self._sent)}
+        if wrong:
+            raise KeyError(f"weights do not fit the model: {sorted(wrong)}")
         return model
 
     def _map(self, call: Call, fn: Callable[[Batch], Any], views: Sequence[str]) -> Any:
-        """fn over all examples in order; a view shows the same images whenever it is asked for."""
+        """Apply fn to all examples in order; a view gives the same images at each call."""
         client, size = call.client, len(self.images.rows[call.client])
         rngs = [self._stream(call, "map", view, views[:i].count(view)) for i, view in enumerate(views)]
         parts = np.split(np.arange(size), range(EVALUATION_BATCH, size, EVALUATION_BATCH))
-        # Not inference_mode: its tensors cannot enter a loss later, as a teacher's logits do.
+        # Tensors of inference_mode could not enter a loss later, as a teacher's logits do.
         with torch.no_grad():
             results = [fn(b) for b in self.images.batches(client, [Step(p) for p in parts], views, rngs)]
         if isinstance(results[0], Tensor):
@@ -287,13 +293,13 @@ class ClientWorker:
         return tuple(torch.cat(column) for column in zip(*results, strict=True))
 
 
-def _whose(call: Call) -> tuple[str | int, ...]:
-    """The end of the names of a call's streams."""
+def _call_name(call: Call) -> tuple[str | int, ...]:
+    """Return the last part of the names of a call's random streams."""
     return ("round", call.round, "client", call.client, *call.name)
 
 
 def sent_weights(method: Method, model: nn.Module) -> Weights:
-    """The part of the model that travels, sharing memory with it."""
+    """Return the weights that are sent (all but private parts), sharing memory with the model."""
     return {n: t for n, t in network_weights(model).items() if n.split(".")[0] not in method.private}
 
 
@@ -302,5 +308,5 @@ def _networks(model: nn.Module) -> list[Network]:
 
 
 def _part(weights: Weights, part: str) -> Weights:
-    """The weights of one top-level part, named from there."""
+    """Return the weights of one top-level part, with names relative to it."""
     return {name[len(part) + 1 :]: t for name, t in weights.items() if name.split(".")[0] == part}

@@ -1,4 +1,4 @@
-"""Where a run computes, how it is set up there, and how states and images get there."""
+"""Devices: their choice, the setup of torch, and the transfer of states and images."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from flnl_bench.errors import BadInput, require, unknown
 
-# The default layout has ×0.9 of its speed on the tiny network, and GPUs' tensor cores want it too.
+# The default layout has 0.9 times its speed on the tiny network; GPUs' tensor cores need it too.
 MEMORY_FORMAT = torch.channels_last
 CPU = torch.device("cpu")
-INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"  # the instruction set that torch's convolutions stop at
-OLDER = ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")  # values of it, without the AMX of the newest CPUs
+INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"  # limits the instruction set of torch's convolutions
+OLDER = ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")  # values without the AMX of the newest CPUs
 TRIM_THRESHOLD, MMAP_THRESHOLD, LARGEST = -1, -3, 2**31 - 1  # of mallopt in glibc's malloc.h
 BFLOAT16_PROBE = """
 import torch
@@ -39,7 +39,7 @@ out.float().sum().backward()
 
 @dataclass(frozen=True)
 class Devices:
-    """The device of the server, and one for each worker process; none: the clients compute there too."""
+    """The devices of the server and of each worker process; without workers, the server's does all work."""
 
     server: torch.device
     workers: tuple[torch.device, ...] = ()
@@ -48,32 +48,32 @@ class Devices:
 def choose_devices(
     device: str = "auto", devices: Sequence[str] = (), workers: int | None = None, most: int = sys.maxsize
 ) -> Devices:
-    """What `--device`, `--devices` and `--workers` ask for.
+    """Choose the devices for `--device`, `--devices` and `--workers`.
 
     Args:
         device: auto, cpu, cuda or mps.
-        devices: several of one kind, as cuda:0, cuda:1; workers are spread over them.
-        workers: number of processes; without it one for each of `devices`.
-        most: so many have something to do; others are not started.
+        devices: several of one kind, e.g. cuda:0 and cuda:1; workers are spread over them.
+        workers: number of processes; by default one per device.
+        most: cap on the number of workers.
     """
-    found = [_numbered(name) for name in devices] or [choose_device(device)]
-    kinds = sorted({each.type for each in found})
+    chosen = [_numbered(name) for name in devices] or [choose_device(device)]
+    kinds = sorted({each.type for each in chosen})
     if len(kinds) > 1:
         raise BadInput(f"--devices {','.join(devices)}: they are of different kinds, so numbers would differ")
-    names = sorted({torch.cuda.get_device_name(each) for each in found if each.type == "cuda"})
+    names = sorted({torch.cuda.get_device_name(each) for each in chosen if each.type == "cuda"})
     if len(names) > 1:
         raise BadInput(f"--devices {','.join(devices)}: {' and '.join(names)} do not give the same numbers")
     if device not in ("auto", kinds[0]):
         raise BadInput(f"--device {device} and --devices {','.join(devices)} do not agree; use one of them")
-    count = len(found) if workers is None else workers
-    require(count >= len(found), "workers", count, f"a whole number from {len(found)}")
-    # In turn, not in blocks: then a round of few clients uses all devices too.
-    spread = tuple(found[i % len(found)] for i in range(min(count, most)))
-    return Devices(found[0], spread if len(spread) > 1 else ())
+    count = len(chosen) if workers is None else workers
+    require(count >= len(chosen), "workers", count, f"a whole number from {len(chosen)}")
+    # Alternating, so that a round of few clients uses all devices.
+    spread = tuple(chosen[i % len(chosen)] for i in range(min(count, most)))
+    return Devices(chosen[0], spread if len(spread) > 1 else ())
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called cpu, cuda or mps, if it is there; auto is the fastest kind that is."""
+    """Return the device called cpu, cuda or mps if it is available; auto is the fastest available kind."""
     available = _available()
     if name == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
@@ -85,7 +85,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _numbered(name: str) -> torch.device:
-    """A device with or without a number, as cuda:1."""
+    """Return a device with or without a number, e.g. cuda:1."""
     kind, _, number = name.strip().partition(":")
     device = choose_device(kind)
     count = torch.cuda.device_count() if kind == "cuda" else 1
@@ -98,57 +98,57 @@ def _available() -> dict[str, bool]:
     return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 
 
-def configure(device: torch.device, precision: str) -> None:
-    """One thread a process and deterministic kernels: equal numbers, and faster for many runs."""
-    # Two threads inside an operation collapse where cores are shared; processes do not. More threads
-    # would also cut sums into other parts, and so round them differently.
+def configure_torch(device: torch.device, precision: str) -> None:
+    """Set torch to one thread and deterministic kernels: equal numbers, and faster for many runs."""
+    # Two threads inside an operation are very slow on shared cores. More threads would also split sums
+    # differently, and so round differently.
     torch.set_num_threads(1)
-    keep_freed_memory()
+    _keep_freed_memory()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = False  # it chooses kernels by their time: not the same every run
+        torch.backends.cudnn.benchmark = False  # it chooses kernels by measured time
         torch.backends.cudnn.deterministic = True
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def keep_freed_memory() -> None:
-    """Keep what is freed for the next step, where glibc would give it back and ask for its pages anew."""
+def _keep_freed_memory() -> None:
+    """Keep freed memory for the next step: glibc would return it to the system and request it again."""
     if sys.platform != "linux":
         return
-    # Measured: about a thousand pages a step and 6 % of the time with resnet8.
+    # Measured: saves about a thousand page faults per step and 6 % of the time with resnet8.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # not so with musl
+    if mallopt is not None:  # musl has none
         mallopt(TRIM_THRESHOLD, LARGEST)
         mallopt(MMAP_THRESHOLD, LARGEST)
 
 
 def check_float32() -> None:
-    """Refuse to record a run under another default of torch: nothing in its record would tell."""
+    """Refuse to record a run with another default type of torch: its record would not show it."""
     default = torch.get_default_dtype()
     if default != torch.float32:
         name = str(default).removeprefix("torch.")
         raise BadInput(
-            f"torch's default type is {name}, but recorded runs are of float32: call "
-            "torch.set_default_dtype(torch.float32) before"
+            f"torch's default type is {name}, but recorded runs need float32: call "
+            "torch.set_default_dtype(torch.float32) first"
         )
 
 
 def check_precision(device: str, precision: str) -> None:
     """Refuse bfloat16 on a CPU that announces instructions which its system does not allow.
 
-    A process that meets them dies without a word, as in some virtual machines.
+    Observed in virtual machines: the process dies without a message.
     """
     if precision != "bfloat16" or device != "cpu" or survives_bfloat16():
         return
     safe = next((f"{INSTRUCTIONS}={name}" for name in OLDER if survives_bfloat16(name)), None)
-    offer = f"set {safe} in the environment, or use" if safe else "use"
-    raise BadInput(f"this CPU cannot compute in bfloat16; {offer} --precision float32")
+    advice = f"set {safe} in the environment, or use" if safe else "use"
+    raise BadInput(f"this CPU cannot compute in bfloat16; {advice} --precision float32")
 
 
-@functools.cache  # each answer costs a start of torch
+@functools.cache  # each call starts a process with torch
 def survives_bfloat16(instructions: str | None = None) -> bool:
-    """Whether a small network, forward and backward, ends well in a process of its own."""
+    """Return whether a process can compute a small network forward and backward in bfloat16."""
     limit = {INSTRUCTIONS: instructions} if instructions else {}
     command = [sys.executable, "-c", BFLOAT16_PROBE]
     return subprocess.run(command, env=os.environ | limit, capture_output=True).returncode == 0
@@ -156,8 +156,8 @@ def survives_bfloat16(instructions: str | None = None) -> bool:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Lend torch's own generators a seed, for initial weights and dropout, and put them back."""
-    # Not torch.manual_seed: it also reaches for GPUs that this process has no business with.
+    """Seed torch's own generators (initial weights, dropout), and restore them afterwards."""
+    # torch.manual_seed would also initialise GPUs that this process does not use.
     on_gpu = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu):
         torch.default_generator.manual_seed(seed)
@@ -170,7 +170,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Copy a host array to the device without waiting for it: only pinned memory allows that."""
+    """Copy a host array to the device; pinned memory, so that nothing waits for the copy."""
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
@@ -180,8 +180,8 @@ def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
 def map_tensors(
     tree: Any, fn: Callable[[Tensor], Tensor], on_array: Callable[[np.ndarray], np.ndarray] = lambda a: a
 ) -> Any:
-    """The same tree with every tensor and array replaced; what was one stays one."""
-    done: dict[int, Any] = {}  # a method may change a tensor in place and count on its other name
+    """Return the tree with every tensor and array replaced; a shared one stays shared."""
+    done: dict[int, Any] = {}  # a method may rely on two names of one tensor
 
     def walk(node: Any) -> Any:
         if isinstance(node, Tensor | np.ndarray):
@@ -198,36 +198,36 @@ def map_tensors(
 
 
 def to_cpu(tree: Any) -> Any:
-    """The tree with its tensors on the CPU, detached."""
+    """Return the tree with its tensors detached and on the CPU."""
     return map_tensors(tree, lambda t: t.detach().to("cpu"))
 
 
 def sent(tree: Any, device: torch.device = CPU) -> Any:
-    """The tree on a device as if it came from another process: detached, and sharing no memory.
+    """Return the tree on a device as if it came from another process: detached, sharing no memory.
 
-    Else what a client kept or sent of its model would change with the next client that is trained; but
-    only in a process that works for several, and where the model is on that device already.
+    Without a copy, the weights that a client kept or sent would change when this process trains the next
+    client, and numbers would depend on the number of processes.
     """
 
     def copy(tensor: Tensor) -> Tensor:
         copied = tensor.detach().to(device, copy=True)
-        return copied if copied.dim() == 4 else copied.contiguous()  # `placed` lays those out
+        return copied if copied.dim() == 4 else copied.contiguous()  # `placed` sets their layout
 
     return map_tensors(tree, copy, lambda array: np.array(array, order="C"))
 
 
 def placed(tree: Any, device: torch.device) -> Any:
-    """The tree on a device; image-like weights in the layout that the engine computes in.
+    """Return the tree on a device, with four-dimensional tensors in the layout that the engine computes in.
 
-    A restored checkpoint has lost the layout, and a convolution may round differently in another one:
-    so the layout is set at every visit, not only after a restart.
+    A checkpoint loses the layout, and a convolution may round differently in another one. So the layout is
+    set at every call, not only after a resume.
     """
 
     def move(tensor: Tensor) -> Tensor:
         tensor = tensor.to(device, non_blocking=True)
         if tensor.dim() != 4:
             return tensor
-        # Not `contiguous`: with one channel it takes any strides for channels_last and copies nothing.
+        # `contiguous` would accept any strides as channels_last if there is one channel.
         laid_out = torch.empty_like(tensor, memory_format=MEMORY_FORMAT)
         return tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
 

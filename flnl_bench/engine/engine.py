@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from flnl_bench.api import Answers, Client, Method, Server, State, Terms, Update, Weights, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
-from flnl_bench.engine.client import Call, Reply, WorkerSpec, sent_weights
-from flnl_bench.engine.devices import CPU, Devices, configure, placed, seeded, sent
+from flnl_bench.engine.client import Call, Reply, build_worker, sent_weights
+from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, seeded, sent
 from flnl_bench.engine.hook_checks import (
     as_clients,
     as_numbers,
@@ -33,9 +34,9 @@ from flnl_bench.scenario import Scenario, parse_partition
 
 
 class Executor(Protocol):
-    """Who does the clients' work: one worker in this process, or a pool of processes.
+    """Does the clients' work: one worker in this process, or a pool of processes.
 
-    Calls do not depend on each other; replies come in their order. Every executor gives the same numbers.
+    Calls are independent, and replies come in their order. All executors give the same numbers.
     """
 
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
@@ -45,15 +46,15 @@ class Executor(Protocol):
         """Run the task of each call on its client."""
 
     def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
-        """What the global model, or one network of it, says to images of "train" or "test"."""
+        """Return the logits of the global model, or of one network of it, for images of "train" or "test"."""
 
     def close(self) -> None:
-        """Let go of processes and devices."""
+        """Release processes and devices."""
 
 
 @dataclass
 class LocalFederation:
-    """All clients simulated on this machine: who is called, what is sent, what it costs."""
+    """All clients, simulated on this machine: calls them, and counts messages and costs."""
 
     method: Method
     server: Server
@@ -65,13 +66,13 @@ class LocalFederation:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Forget what the last round counted."""
+        """Reset the counters of a round."""
         self.cost = Cost()
         self.trained: set[int] = set()
         self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
         self.losses: list[tuple[float, int]] = []  # mean training loss, n_k
-        self.left: list[Mapping[str, Any]] = []  # what each message held
-        take_work()  # whatever was computed between rounds is not of one
+        self.messages: list[Mapping[str, Any]] = []  # the ledger entry of each
+        take_work()  # drop work between rounds
 
     def train(self, ids: Sequence[int]) -> list[Update]:
         """Send the global weights and train the clients locally."""
@@ -80,28 +81,28 @@ class LocalFederation:
             update: Update = reply.answer
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
-            self._look(k, {"n_k": update.size, **update.message})
+            self._record(k, {"n_k": update.size, **update.message})
             if reply.loss is not None:
                 self.losses.append((reply.loss, update.size))
             updates.append(update)
-        # A mean depends on the order of its sum in the last bit, and `order` must not change a number.
+        # The last bit of a mean depends on the order of its sum, and `order` must not change a number.
         return sorted(updates, key=lambda update: update.client)
 
     def visit(self, ids: Sequence[int], task: Callable[[Client], Mapping[str, Any]]) -> Answers:
-        """Send the global weights, run `task` on each client; what it returns travels up."""
+        """Send the global weights, run `task` on each client, and return the answers."""
         answers: Answers = {}
         for k, reply in self._call("visit", ids, task=task):
             answers[k] = reply.answer
             self.cost.bytes_up += count_bytes(answers[k])
-            self._look(k, answers[k])
+            self._record(k, answers[k])
         return dict(sorted(answers.items()))
 
-    def _look(self, k: int, message: Mapping[str, Any]) -> None:
-        self.left.append(leaving(message, self.server.sizes[k], self.server.terms.classes))
+    def _record(self, k: int, message: Mapping[str, Any]) -> None:
+        self.messages.append(leaving(message, self.server.sizes[k], self.server.terms.classes))
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What this round took beside bytes and passes, and what left the clients beside weights."""
+        """Return the work of this round other than bytes and passes, and the content of messages."""
         self.cost.add(take_work())  # the server's
         return {
             "samples": sum(
@@ -109,28 +110,28 @@ class LocalFederation:
             ),
             "mixtures": self.cost.mixtures,
             "searches": self.cost.searches,
-            "sent": merge(self.left),
+            "sent": merge(self.messages),
         }
 
     @property
     def train_loss(self) -> float | None:
-        """Mean training loss over the round's clients, weighted by n_k."""
+        """Return the mean training loss over the round's clients, weighted by n_k."""
         losses = sorted(self.losses)  # a sum of floats depends on its order
         total = sum(size for _, size in losses)
         return sum(loss * size for loss, size in losses) / total if total else None
 
     @property
     def seen(self) -> set[int]:
-        """The clients that were called in this round."""
+        """Return the clients that were called in this round."""
         return {k for _, k in self.calls}
 
     def _call(self, verb: str, ids: Sequence[int], **details: Any) -> Iterator[tuple[int, Reply]]:
-        """The replies of some clients to one call each."""
+        """Yield the replies of some clients to one call each."""
         chosen = self.order(as_clients(self.method.name, verb, ids, self.server.terms.clients))
-        # A generator: in one process a call and its inbox, maybe whole models, live as long as their client.
+        # A generator saves memory: in one process, an inbox (maybe whole models) is freed after its client.
         calls = (self._make_call(verb, k, **details) for k in chosen)
-        answer = self.executor.train if verb == "train" else self.executor.visit
-        for k, reply in zip(chosen, answer(self.server.weights, calls), strict=True):
+        execute = self.executor.train if verb == "train" else self.executor.visit
+        for k, reply in zip(chosen, execute(self.server.weights, calls), strict=True):
             self.states[k] = reply.state
             self.cost.add(reply.cost)
             yield k, reply
@@ -140,31 +141,31 @@ class LocalFederation:
         self.cost.bytes_down += count_bytes([self.server.weights, inbox])
         before = self.calls.get((verb, k), 0)
         self.calls[verb, k] = before + 1
-        # A visit must not move the batches of the training after it: they are the same for all methods.
+        # A visit must not change the batches of the training after it: they are the same for all methods.
         name = () if verb == "train" and not before else (verb, before)
         return Call(k, self.server.round, name, inbox, self.states.get(k), **details)
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What the engine saw in one round."""
+    """The engine's results of one round."""
 
     round: int
     accuracy: float  # of the global model on the test set, in percent
     loss: float  # test loss
     train_loss: float | None
-    clients: tuple[int, ...]  # those that trained
+    clients: tuple[int, ...]  # that trained
     bytes_down: int
     bytes_up: int
     forward: int
     backward: int
     seconds: float
     method: Mapping[str, float]  # the method's own numbers
-    counts: Mapping[str, Any]  # of samples, mixtures and searches, and what left the clients
+    counts: Mapping[str, Any]  # of samples, mixtures and searches, and the content of messages
 
 
 class Engine:
-    """A federation in training; `play_round` until `round == rounds`."""
+    """A federation in training; call `play_round` until `round == rounds`."""
 
     def __init__(
         self,
@@ -180,10 +181,10 @@ class Engine:
         Args:
             method: what is trained.
             dataset: images and true labels.
-            scenario: who holds which images, with which labels.
+            scenario: which client holds which images, with which labels.
             training: the protocol.
-            seed: of all streams but those of the scenario.
-            devices: where the server and, in processes of their own or not, the clients compute.
+            seed: of all random streams except for those of the scenario.
+            devices: where the server and the clients compute.
         """
         self.method, self.rounds = method, training.rounds
         self.terms = Terms(
@@ -196,13 +197,15 @@ class Engine:
             expected_noise=scenario.expected_noise,
             iid=parse_partition(scenario.partition).iid,
         )
-        spec = WorkerSpec(
+        model = self._build(training, dataset.train_x.shape[1], seed)
+        images = {"train": dataset.train_x, "test": dataset.test_x}
+        build = partial(
+            build_worker,
             method=method,
             terms=self.terms,
-            model=self._build(training, dataset.train_x.shape[1], seed),
+            model=model,
             training=training,
             seed=seed,
-            images={"train": dataset.train_x, "test": dataset.test_x},
             rows=tuple(scenario.clients),
             given=tuple(scenario.given[rows] for rows in scenario.clients),
             augmentation=dataset.augmentation,
@@ -210,20 +213,22 @@ class Engine:
             std=dataset.std,
         )
         self.device = devices.server
-        configure(self.device, training.precision)
+        configure_torch(self.device, training.precision)
         self.test_rows = _subset(len(dataset.test_y), training.test_samples)
         self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(self.device)
         sizes = tuple(len(rows) for rows in scenario.clients)
-        initial = copy_weights(sent_weights(method, spec.model))
+        initial = copy_weights(sent_weights(method, model))
         self.server = Server(self.terms, seed, placed(initial, self.device), sizes)
-        # Before any process starts: here methods refuse settings that they cannot work with.
+        # Before any process starts, because methods refuse unsuitable settings here.
         with seeded(seed_of(seed, "torch", "server state"), self.device):
             self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
-        self.executor: Executor = ProcessPool(spec, devices) if devices.workers else spec.build(self.device)
+        self.executor: Executor = (
+            ProcessPool(method, build, images, devices) if devices.workers else build(self.device, images)
+        )
         self.federation = LocalFederation(method, self.server, self.executor)
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
-        """The method's model, its initial weights drawn on the CPU from their own stream."""
+        """Build the method's model; its initial weights are drawn on the CPU from their own stream."""
 
         def new_net() -> nn.Module:
             return make_network(
@@ -234,34 +239,34 @@ class Engine:
                 pretrained=training.pretrained,
             )
 
-        # The stream does not know the method, so the first network of each begins with FedAvg's weights.
+        # The stream does not depend on the method, so the first network of each starts with FedAvg's weights.
         with seeded(seed_of(seed, "initial weights"), CPU):
             model: nn.Module = self.method.build(new_net)
         parts = {name for name, _ in model.named_children()} - set(self.method.private)
-        odd = ", ".join(sorted(set(self.method.members) - parts))
-        expect(not odd, self.method.name, "members must name networks of build that are sent", odd)
+        wrong = ", ".join(sorted(set(self.method.members) - parts))
+        expect(not wrong, self.method.name, "members must name networks of build that are sent", wrong)
         return model
 
     @property
     def round(self) -> int:
-        """The number of finished rounds."""
+        """Return the number of finished rounds."""
         return self.server.round
 
     def play_round(self) -> RoundReport:
-        """One round: the method's exchange with its clients, then the test."""
+        """Run one round: the method's exchange with its clients, then the test."""
         start = time.perf_counter()
         number = self.server.round
         self.federation.begin_round()
-        who, names = self.method.name, set(self.server.weights)
+        method, names = self.method.name, set(self.server.weights)
         with seeded(seed_of(self.server.seed, "torch", "round", number), self.device):
-            numbers = as_numbers(who, self.method.round(self.server, self.federation))
-        check_weights(who, self.server.weights, names)
-        check_plain(self.server.state, f"{who}: server.state")
-        # As a run finds them that went on from a checkpoint.
+            numbers = as_numbers(method, self.method.round(self.server, self.federation))
+        check_weights(method, self.server.weights, names)
+        check_plain(self.server.state, f"{method}: server.state")
+        # As a resumed run gets them from a checkpoint.
         self._place(self.server.weights, sent(self.server.state))
         accuracy, loss = self.test()
-        alone = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}
-        self.server.round = number + 1  # last: whatever ran before belongs to this round
+        members = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}
+        self.server.round = number + 1  # last: the tests belong to this round
         cost = self.federation.cost
         return RoundReport(
             round=number,
@@ -274,29 +279,29 @@ class Engine:
             forward=cost.forward,
             backward=cost.backward,
             seconds=time.perf_counter() - start,
-            method={**numbers, **alone},
+            method={**numbers, **members},
             counts=self.federation.counts,
         )
 
-    # -- looking at the global model -----------------------------------------------------------------
+    # -- the global model ----------------------------------------------------------------------------
     def test(self, member: str | None = None) -> tuple[float, float]:
-        """Accuracy in percent and mean loss of the global model, or of one network of it, on the test set."""
+        """Return test accuracy in percent and mean loss of the global model, or of one network of it."""
         logits = self.executor.logits(self.server.weights, "test", self.test_rows, member)
         right = (logits.argmax(1) == self.test_labels).float().mean()
         loss = F.cross_entropy(logits, self.test_labels)
         return 100.0 * right.item(), loss.item()
 
     def predict_train(self, rows: np.ndarray) -> np.ndarray:
-        """Classes that the global model gives to some training images."""
+        """Return the classes that the global model predicts for some training images."""
         return self.executor.logits(self.server.weights, "train", rows).argmax(1).cpu().numpy()
 
-    # -- stopping and going on -----------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
-        """Everything but the clients' states that is needed to go on after this round."""
+        """Return the state to resume from, without the clients' states."""
         return {"round": self.server.round, "weights": self.server.weights, "server": self.server.state}
 
     def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
-        """Go on from what `state` gave, and the states of the clients, to the same numbers."""
+        """Resume from a result of `state` and the states of the clients; numbers stay the same."""
         self.server.round = state["round"]
         self._place(state["weights"], state["server"])
         self.federation.states = dict(clients)
@@ -305,13 +310,13 @@ class Engine:
         self.server.weights, self.server.state = placed(weights, self.device), placed(state, CPU)
 
     def close(self) -> None:
-        """End the worker processes, if there are any."""
+        """End the worker processes."""
         self.executor.close()
 
 
 def _subset(size: int, count: int | None) -> np.ndarray:
-    """Rows to test on: all, or a random subset that is the same for every run."""
+    """Return the rows to test on: all, or a random subset that is the same for every run."""
     if count is None or count >= size:
         return np.arange(size)
-    # Seed 0, not the run's: accuracies of different seeds are compared, so they are of the same images.
+    # Seed 0 for all runs: accuracies of different seeds are compared, so they need the same images.
     return np.sort(stream(0, "test subset").choice(size, count, replace=False))

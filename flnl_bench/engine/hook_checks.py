@@ -1,4 +1,4 @@
-"""What a method's hooks give back, checked where the engine takes it; nothing here waits for the device."""
+"""Checks of the values that a method's hooks return; nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from flnl_bench.errors import BrokenContract, expect
 
 # -- on a client -------------------------------------------------------------------------------------
 def as_losses(method: str, values: Tensor, size: int) -> Tensor:
-    """What `loss` returns: a vector with a graph; one value may stand for the batch."""
+    """Check the result of `loss`: a vector with a gradient, of one value per example or one for all."""
     rule = f"loss must return one value per example, shape [{size}], or [1] for all"
-    # Not the length: a loss such as MixMatch's is no mean over examples and comes as one value. A mean
-    # taken too early, a tensor without dimension, is the usual mistake.
+    # The length is not checked: a loss such as MixMatch's is not a mean over examples and has one value. The
+    # usual mistake is a mean that is taken too early, a tensor without dimension.
     expect(isinstance(values, Tensor) and values.dim() == 1, method, rule, values)
     expect(values.requires_grad, method, "loss must return values with a gradient", "detached ones")
     return values
 
 
 def as_portions(method: str, plan: Iterable[Sequence[Step]]) -> Iterator[Sequence[Step]]:
-    """What `plan` yields, portion by portion; `yield from client.steps()` is the usual mistake."""
+    """Check each portion that `plan` yields; the usual mistake is `yield from client.steps()`."""
     rule = "plan must yield lists of Step, as in `yield client.steps()`"
     expect(isinstance(plan, Iterable), method, rule, plan)
-    # Checked as they come: a plan may look at the model between portions, so it cannot be run ahead.
+    # One after the other: a plan may look at the model between portions, so it cannot be run ahead.
     for portion in plan:
         fits = isinstance(portion, Sequence) and all(isinstance(step, Step) for step in portion)
         expect(fits, method, rule, portion)
@@ -40,20 +40,20 @@ def as_portions(method: str, plan: Iterable[Sequence[Step]]) -> Iterator[Sequenc
 
 
 def as_message(method: str, hook: str, message: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What travels up; None is nothing."""
+    """Check a message to the server; None is an empty one."""
     message = {} if message is None else message
     expect(isinstance(message, Mapping), method, f"{hook} must return a mapping", message)
     return message
 
 
 def as_state(method: str, hook: str, state: State) -> State:
-    """What `client_state` or `server_state` returns; a dict, since hooks write to it."""
+    """Check the result of `client_state` or `server_state`; a dict, because hooks write to it."""
     expect(isinstance(state, dict), method, f"{hook} must return a dict", state)
     return state
 
 
 def as_part(method: str, state: State, part: str, names: Iterable[str]) -> Weights:
-    """The weights that a client keeps of a private part."""
+    """Return a client's weights of a private part."""
     kept = state.get(part)
     rule = f"client.state[{part!r}] must hold the weights of the private part, as client_state makes it"
     expect(isinstance(kept, Mapping) and set(names) <= set(kept), method, rule, kept)
@@ -62,12 +62,12 @@ def as_part(method: str, state: State, part: str, names: Iterable[str]) -> Weigh
 
 
 def check_plain(tree: Any, where: str) -> None:
-    """Refuse what a checkpoint cannot hold, by its place in a state."""
+    """Refuse a value that a checkpoint cannot hold; the error names its place in the state."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             check_plain(key, f"{where}: the key {key!r}")
             check_plain(value, f"{where}[{key!r}]")
-    elif type(tree) in (list, tuple):  # not their kinds: a NamedTuple would come back as a tuple
+    elif type(tree) in (list, tuple):  # not subclasses: a NamedTuple would be restored as a tuple
         for i, value in enumerate(tree):
             check_plain(value, f"{where}[{i}]")
     elif isinstance(tree, Tensor) and (tree.layout != torch.strided or tree.dtype == torch.complex128):
@@ -80,13 +80,13 @@ def check_plain(tree: Any, where: str) -> None:
 
 
 def _is_common(dtype: np.dtype) -> bool:
-    """Whether torch and safetensors know it; of larger numbers they know not all."""
+    """Return whether torch and safetensors support a type; they lack some of the larger ones."""
     return dtype.isnative and dtype.kind in "biufc" and dtype.itemsize <= 8
 
 
 # -- on the server -----------------------------------------------------------------------------------
 def as_clients(method: str, verb: str, ids: Sequence[int], count: int) -> list[int]:
-    """The clients that a method names, if they can be called together; a visit may find nobody to call."""
+    """Check the clients that a method calls together; a visit may call none."""
     try:
         clients = [operator.index(k) for k in ids]  # NumPy's integers too, but not 1.0
     except TypeError:
@@ -108,7 +108,7 @@ def check_task(method: str, task: Callable[..., Any] | None) -> None:
 
 
 def as_numbers(method: str, numbers: Mapping[str, Any] | None) -> dict[str, float]:
-    """What `round` returns; None is nothing."""
+    """Check the result of `round`; None is an empty mapping."""
     try:
         return {name: float(value) for name, value in (numbers or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -117,8 +117,8 @@ def as_numbers(method: str, numbers: Mapping[str, Any] | None) -> dict[str, floa
 
 
 def check_weights(method: str, weights: Weights, names: set[str]) -> None:
-    """Refuse global weights that lack a name of the ones before, or have another."""
+    """Refuse global weights whose names differ from those before the round."""
     rule = "aggregate must return a mapping with the names of the global weights"
     expect(isinstance(weights, Mapping), method, rule, weights)
-    odd = sorted(map(str, names ^ set(weights)))  # shapes need no check: loading them raises
-    expect(not odd, method, rule, f"one that differs in {', '.join(odd[:3])}")
+    wrong = sorted(map(str, names ^ set(weights)))  # shapes need no check: loading them raises
+    expect(not wrong, method, rule, f"one that differs in {', '.join(wrong[:3])}")

@@ -1,7 +1,7 @@
-"""Worker processes that share the work of a round; numbers are those of one process, bit by bit.
+"""Worker processes that share the work of a round, with the same numbers as one process, bit by bit.
 
-Every call carries what it needs, and every random stream is named by (seed, purpose, round, client), so
-it does not matter which worker answers it. Images are not sent: workers map them from one file.
+A call has all its data, and a random stream is named by (seed, purpose, round, client), so any worker can
+answer any call. Images are not sent: workers map them from one file.
 """
 
 from __future__ import annotations
@@ -28,37 +28,47 @@ import torch
 from torch import Tensor
 
 from flnl_bench import plugin_files
-from flnl_bench.api import Weights
+from flnl_bench.api import Method, Weights
 from flnl_bench.engine.batches import RESIDENT_BYTES
-from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Reply, WorkerSpec
+from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Images, Reply
 from flnl_bench.engine.devices import Devices, placed, sent, to_cpu
 from flnl_bench.engine.hook_checks import check_task
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import alive, start_worker
 
-LENT = "flnl-bench-"  # folders of images in the temporary folder: this, and the process that lends them
+BuildWorker = Callable[[torch.device, Images], ClientWorker]
+LENT = "flnl-bench-"  # begins the names of temporary folders with images; the owner's process id follows
 
 
 class ProcessPool:
-    """Processes with a client worker each: an executor that answers several calls at a time."""
+    """An executor of several processes; each has a client worker and answers one call at a time."""
 
-    def __init__(self, spec: WorkerSpec, devices: Devices) -> None:
-        """Start the workers and wait until they are ready."""
-        self.device, self.method = devices.server, spec.method.name
+    def __init__(self, method: Method, build: BuildWorker, images: Images, devices: Devices) -> None:
+        """Start the workers and wait until they are ready.
+
+        Args:
+            method: what is trained.
+            build: makes a worker from a device and the images; it is pickled.
+            images: of all clients.
+            devices: where the server and the workers compute.
+        """
+        self.device, self.method = devices.server, method.name
         self._workers: list[BaseProcess] = []
         self._idle: list[Connection] = []
         try:
             sweep_lent(Path(tempfile.gettempdir()))
             with tempfile.TemporaryDirectory(prefix=f"{LENT}{os.getpid()}-") as folder:
-                files = lend_images(spec.images, Path(folder))
-                plan = pickle.dumps(replace(spec, images={}))  # once, not once for each worker
-                needs_main = type(spec.method).__module__ == "__main__"  # to know the method's class
+                files = lend_images(images, Path(folder))
+                packed = pickle.dumps(build)  # once for all workers
+                needs_main = type(method).__module__ == "__main__"  # to unpickle the method
                 for device in devices.workers:
-                    worker, connection = start_worker(_serve, plan, files, str(device), needs_main=needs_main)
+                    worker, connection = start_worker(
+                        _serve, packed, files, str(device), needs_main=needs_main
+                    )
                     self._workers.append(worker)
                     self._idle.append(connection)
                 for connection in self._idle:  # a second loop: they import torch at the same time
-                    _receive(connection)  # it has opened the files: they may go
+                    _receive(connection)  # it has opened the files, so they can be deleted
         except BaseException:
             self.close()
             raise
@@ -74,7 +84,7 @@ class ProcessPool:
         return self._answers(weights, (("visit", self._sendable(call)) for call in calls))
 
     def logits(self, weights: Weights, part: str, rows: np.ndarray, member: str | None = None) -> Tensor:
-        """What the global model says to some images, in the batches that one process would use."""
+        """Return the global model's logits, computed in the batches that one process would use."""
         batches = -(-len(rows) // EVALUATION_BATCH)
         # Whole batches for each worker: in a batch of another size a convolution may round differently.
         share = EVALUATION_BATCH * max(1, -(-batches // (len(self._workers) or 1)))
@@ -82,8 +92,7 @@ class ProcessPool:
         return torch.cat(list(self._answers(weights, calls))).to(self.device)
 
     def close(self) -> None:
-        """End the workers, whatever they are doing."""
-        # Nothing in a worker is worth saving, and SIGTERM would not reach it.
+        """Kill the workers: they have nothing to save, and they ignore SIGTERM."""
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
@@ -93,16 +102,16 @@ class ProcessPool:
 
     def _sendable(self, call: Call) -> Call:
         check_task(self.method, call.task)
-        return replace(call, inbox=sent(call.inbox))  # now: the next call may write to the same tensor
+        return replace(call, inbox=sent(call.inbox))  # copied now: the next call may write to the same tensor
 
     def _answers(self, weights: Weights, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Answers in the order of the calls, each given to the next worker that is free."""
+        """Yield answers in the order of the calls; a call goes to the next idle worker."""
         if not self._workers:
             raise RuntimeError("the worker processes have ended")
         waiting = deque(enumerate(calls))
-        # Bytes within the message: pickled once, and sent to each worker once, not with every call.
+        # Pickled once, and sent to each worker once instead of with every call.
         packed = pickle.dumps(to_cpu(weights))
-        unaware = set(self._idle)  # of these weights
+        outdated = set(self._idle)  # workers without these weights
         busy: dict[Connection, int] = {}
         answers: dict[int, Any] = {}
         try:
@@ -111,9 +120,9 @@ class ProcessPool:
                     while waiting and self._idle:
                         connection = self._idle.pop()
                         busy[connection], call = waiting.popleft()
-                        message = pickle.dumps((packed if connection in unaware else None, call))
-                        unaware.discard(connection)
-                        with suppress(OSError):  # died: its answer will tell
+                        message = pickle.dumps((packed if connection in outdated else None, call))
+                        outdated.discard(connection)
+                        with suppress(OSError):  # the worker died: `_receive` reports it
                             connection.send_bytes(message)
                     for ready in wait(list(busy)):
                         assert isinstance(ready, Connection)
@@ -121,24 +130,24 @@ class ProcessPool:
                         self._idle.append(ready)
                 yield answers.pop(turn)
         except BaseException:
-            self.close()  # workers may be in the middle of something that nobody waits for
+            self.close()  # workers may still compute answers that nobody reads
             raise
 
 
 def sweep_lent(folder: Path) -> None:
-    """Remove the copies of images that killed processes have left behind."""
+    """Remove the image files of processes that were killed."""
     for path in folder.glob(f"{LENT}*"):
         owner = re.match(r"(\d{1,9})-", path.name.removeprefix(LENT))
         if owner and not alive(int(owner[1])) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
 
 
-def lend_images(images: Mapping[str, np.ndarray], folder: Path) -> dict[str, tuple[Path, bool]]:
-    """A file for each part, and whether it must be streamed; what is the map of a file is not copied."""
+def lend_images(images: Images, folder: Path) -> dict[str, tuple[Path, bool]]:
+    """Return a file per part, and whether to stream it; an array that maps a whole file is not copied."""
     files = {}
     for part, array in images.items():
         source = str(getattr(array, "filename", ""))
-        if source.endswith(".npy") and isinstance(array.base, mmap.mmap):  # a map, and not a slice of one
+        if source.endswith(".npy") and isinstance(array.base, mmap.mmap):  # a whole map, not a slice
             files[part] = Path(source), True
             continue
         try:
@@ -152,7 +161,7 @@ def lend_images(images: Mapping[str, np.ndarray], folder: Path) -> dict[str, tup
 
 
 def _receive(connection: Connection) -> Any:
-    """The answer of a worker, or its error."""
+    """Return the answer of a worker, or raise its error."""
     try:
         answer, error = pickle.loads(connection.recv_bytes())
     except (EOFError, OSError):
@@ -163,50 +172,50 @@ def _receive(connection: Connection) -> Any:
 
 
 # -- in a worker -----------------------------------------------------------------------------------------
-def _serve(connection: Connection, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
-    """The life of a worker: calls come in, answers go out, until the pipe closes."""
-    clerk = _Clerk(plan, files, torch.device(device))
+def _serve(connection: Connection, build: bytes, files: Mapping[str, tuple[Path, bool]], device: str) -> None:
+    """Answer messages until the pipe closes."""
+    server = _WorkerServer(build, files, torch.device(device))
     with suppress(EOFError, OSError):
-        connection.send_bytes(_packed(clerk.prepare))
+        connection.send_bytes(_packed(server.prepare))
         while True:
-            connection.send_bytes(_packed(partial(clerk.answer, connection.recv_bytes())))
+            connection.send_bytes(_packed(partial(server.answer, connection.recv_bytes())))
 
 
 def _packed(answer: Callable[[], Any]) -> bytes:
-    """The answer or the error, which carries the worker's traceback as a note."""
+    """Pickle the answer, or the error with the worker's traceback as a note."""
     try:
         return pickle.dumps((answer(), None))
     except (Exception, SystemExit) as error:
         note = traceback.format_exc()
-        for told in (error, RuntimeError(f"{type(error).__name__}: {error}")):
-            told.add_note(note)
+        for sendable in (error, RuntimeError(f"{type(error).__name__}: {error}")):
+            sendable.add_note(note)
             with suppress(Exception):
-                packed = pickle.dumps((None, told))
-                pickle.loads(packed)  # some errors can be sent but not read
+                packed = pickle.dumps((None, sendable))
+                pickle.loads(packed)  # some errors can be pickled but not unpickled
                 return packed
         raise
 
 
-class _Clerk:
-    """Reads messages, has the client worker answer them, and remembers the weights sent last."""
+class _WorkerServer:
+    """Passes messages to the client worker of this process, and keeps the latest global weights."""
 
-    def __init__(self, plan: bytes, files: Mapping[str, tuple[Path, bool]], device: torch.device) -> None:
-        self.plan, self.files, self.device = plan, files, device
+    def __init__(self, build: bytes, files: Mapping[str, tuple[Path, bool]], device: torch.device) -> None:
+        self.build, self.files, self.device = build, files, device
 
     def prepare(self) -> None:
-        """Build the client worker; a GPU gets its own copy of images that need not be streamed."""
-        plugin_files.import_all()  # the classes of the method and of its model may be defined there
-        spec: WorkerSpec = pickle.loads(self.plan)
+        """Build the client worker; a GPU gets a copy of images that need not be streamed."""
+        plugin_files.import_all()  # unpickling needs the classes of the method and its model
+        build: BuildWorker = pickle.loads(self.build)
         images = {}
         for part, (file, streamed) in self.files.items():
-            mapped = np.load(file, mmap_mode="c")  # not "r": torch warns of arrays that cannot be written
+            mapped = np.load(file, mmap_mode="c")  # torch warns of the read-only arrays of "r"
             images[part] = mapped if streamed or self.device.type == "cpu" else np.array(mapped)
-        self.worker: ClientWorker = replace(spec, images=images).build(self.device)
+        self.worker = build(self.device, images)
 
     def answer(self, message: bytes) -> Any:
-        """Do what a message asks for; what goes back is on the CPU."""
+        """Answer a message with tensors on the CPU."""
         weights, (verb, *arguments) = pickle.loads(message)
-        if weights is not None:  # else those of the message before
+        if weights is not None:  # else they have not changed
             self.weights: Weights = placed(pickle.loads(weights), self.device)
         if verb == "logits":
             return self.worker.logits(self.weights, *arguments).cpu()

@@ -34,15 +34,15 @@ RANGES: dict[str, tuple[float, float]] = {
     "translate-x": (-0.3, 0.3),  # share of the size
     "translate-y": (-0.3, 0.3),
 }
-NAMES = tuple(RANGES)
-NUMBER = {name: number for number, name in enumerate(NAMES)}
+OPERATION_NAMES = tuple(RANGES)
+NUMBER = {name: number for number, name in enumerate(OPERATION_NAMES)}
 GEOMETRY = NUMBER["rotate"]
-GROUP_END = {name: number + 1 for name, number in NUMBER.items()} | {"rotate": len(NAMES)}
+GROUP_END = {name: number + 1 for name, number in NUMBER.items()} | {"rotate": len(OPERATION_NAMES)}
 
 
 def draw_operations(count: int, rounds: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw the operations and their magnitudes, both [count, rounds]."""
-    operation = rng.integers(len(NAMES), size=(count, rounds))
+    operation = rng.integers(len(OPERATION_NAMES), size=(count, rounds))
     low, high = np.array(list(RANGES.values())).T[:, operation]
     return operation, low + (high - low) * rng.random((count, rounds))
 
@@ -61,7 +61,7 @@ def rand_augment(images: Tensor, operation: np.ndarray, magnitude: np.ndarray, c
     on_device, sorted_on_device = to_device(moves, images.device), to_device(sorted_values, images.device)
     for r in range(rounds):
         images = images.index_select(0, on_device[r])
-        bounds = np.searchsorted(operation[order[r], r], range(len(NAMES) + 1)).tolist()
+        bounds = np.searchsorted(operation[order[r], r], range(len(OPERATION_NAMES) + 1)).tolist()
         _apply_round(images, sorted_on_device[r], bounds, colour)
     return images.index_select(0, on_device[-1])
 

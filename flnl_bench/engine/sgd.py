@@ -1,7 +1,7 @@
 """Local SGD on torch's fused kernel.
 
-torch.optim.SGD does the same (a test compares them bit by bit) but its first step imports
-torch._dynamo, which takes longer than importing torch, and its wrappers cost a tenth of a small step.
+torch.optim.SGD gives the same bits (a test compares them), but its first step imports torch._dynamo, which
+takes longer than the import of torch, and its wrappers cost a tenth of a small step.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 
 class SGD:
-    """The optimiser of one client in one round; parameters without a gradient are left alone.
+    """The optimiser of one client in one round; parameters without a gradient do not change.
 
-    Momentum is not kept between rounds: a client starts from averaged weights, to which its old velocity
-    does not belong.
+    Momentum is not kept between rounds, because a client starts from averaged weights.
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class SGD:
         self._momenta: dict[str, Tensor] = {}
 
     def zero_grad(self) -> None:
-        """Forget the gradients; None instead of zeros, with which weight decay and momentum would go on."""
+        """Set the gradients to None; with zeros, weight decay and momentum would still change parameters."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -40,14 +39,14 @@ class SGD:
         """w ← w − lr·v with v ← momentum·v + g + weight decay·w.
 
         Args:
-            held: flags by top-level part of the model; a part whose flag is set keeps w and v. The flag is
-                read on the device, so nothing waits for it.
+            held: flags by top-level part of the model; a part whose flag is 1 keeps w and v. The flag is read
+                on the device, so nothing waits for it.
         """
-        # Parts with a flag need a call each: the kernel takes one flag for all its tensors.
+        # Each part with a flag needs its own call: the kernel has one flag for all its tensors.
         live = {name: p for name, p in self.parameters.items() if p.grad is not None}
         for part, flag in (held or {}).items():
-            mine = {name: live.pop(name) for name in list(live) if name.split(".")[0] == part}
-            self._move(mine, flag.to(torch.float32))
+            flagged = {name: live.pop(name) for name in list(live) if name.split(".")[0] == part}
+            self._move(flagged, flag.to(torch.float32))
         self._move(live, None)
 
     def _move(self, live: Mapping[str, nn.Parameter], hold: Tensor | None) -> None:
@@ -56,9 +55,9 @@ class SGD:
         momenta: list[Tensor] = []
         if self.momentum:
             for name in live.keys() - self._momenta.keys():
-                self._momenta[name] = torch.zeros_like(live[name])  # makes the first step like any other
+                self._momenta[name] = torch.zeros_like(live[name])  # so the first step is like any other
             momenta = [self._momenta[name] for name in live]
-        # Private, but what torch.optim.SGD(fused=True) calls; the test that compares them would tell.
+        # A private function of torch, which torch.optim.SGD(fused=True) calls; a test compares both.
         torch._fused_sgd_(
             list(live.values()),
             [p.grad for p in live.values() if p.grad is not None],
@@ -70,5 +69,5 @@ class SGD:
             nesterov=False,
             maximize=False,
             is_first_step=False,
-            found_inf=hold,  # meant for overflown gradients: where it is 1, the kernel writes nothing
+            found_inf=hold,  # intended for overflown gradients: if 1, the kernel writes nothing
         )

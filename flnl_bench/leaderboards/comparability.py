@@ -200,8 +200,8 @@ def _worlds(records: Sequence[RunRecord]) -> list[tuple[tuple[bool, int], list[R
     """Divide runs so that a setting and seed means one scenario, and generated ones meet no others.
 
     A world is named by whether its scenarios are known from files only, and by a number: the first world has
-    the scenarios with the most runs, of equally many those that were run first: so all settings and seeds of the
-    same data are in one world.
+    the scenarios with the most runs, of equally many those that were run first: so all settings and seeds of
+    the same data are in one world.
     """
     generated = {record.scenario.fingerprint for record in records if record.generated}
     keys = [

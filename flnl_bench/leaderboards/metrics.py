@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flnl_bench.engine.ledger import PER, Sent, amount, merge
+from flnl_bench.engine.ledger import PER, Sent, merge, per_unit
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.results.beliefs import read_beliefs
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord
@@ -112,7 +112,7 @@ def merged_messages(records: Iterable[RunRecord]) -> Sent:
 
 def sent_numbers(sent: Sent) -> dict[str, float]:
     """Return how many numbers are sent for each sample, for each class and once per client."""
-    return {f"sent_per_{per}": amount(sent, "numbers", per) for per in PER}
+    return {f"sent_per_{per}": per_unit(sent, "numbers", per) for per in PER}
 
 
 # -- recall by class ---------------------------------------------------------------------------------

@@ -203,11 +203,11 @@ def _probe(config: RunConfig) -> float:
     """Measure the seconds per sample in which this machine trains the network."""
     import torch
 
-    from flnl_bench.engine.devices import configure
+    from flnl_bench.engine.devices import configure_torch
     from flnl_bench.models import make_network
 
     device, training = torch.device(config.device), config.training
-    configure(device, training.precision)
+    configure_torch(device, training.precision)
     network = make_network(training.model, channels=3, classes=10, norm=training.norm).to(device)
     images = torch.zeros(PROBE_BATCH, 3, 32, 32, device=device)  # of CIFAR-10
     labels = torch.zeros(PROBE_BATCH, dtype=torch.long, device=device)
