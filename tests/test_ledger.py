@@ -14,7 +14,7 @@ from flnl_bench import Method
 from flnl_bench.engine.ledger import leaving, merge, per_unit, sentence, take_work
 from flnl_bench.numerics import count_work, two_gaussians
 from flnl_bench.results.run_record import total_counts
-from flnl_bench.testing import play, toy_engine
+from flnl_bench.testing import run_rounds, toy_engine
 
 SAMPLES, CLASSES = 7, 4
 
@@ -110,7 +110,7 @@ def look(client):
 def test_a_round_counts_the_work_of_clients_and_server_and_what_was_sent():
     count_work(mixtures=100)  # before the round: of no round
     engine = toy_engine(Telling())
-    (row,) = play(engine, 1)
+    (row,) = run_rounds(engine, 1)
     counts, sizes, clients = row["counts"], engine.server.sizes, row["clients"]
     assert counts["samples"] == sum(sizes[k] for k in clients)
     assert (counts["mixtures"], counts["searches"]) == (len(clients) + 1, 2)
@@ -130,7 +130,7 @@ def test_a_round_counts_the_work_of_clients_and_server_and_what_was_sent():
     ids=lambda value: getattr(value, "name", None),
 )
 def test_methods_send_what_their_papers_say(method, per, names):
-    rows = play(toy_engine(method))
+    rows = run_rounds(toy_engine(method))
     sent = merge(row["counts"]["sent"] for row in rows)
     assert {name for name, entry in sent.items() if entry["per"] == per} >= names - {"noise_ratio"}
     assert sum(row["counts"]["mixtures"] for row in rows) > 0

@@ -25,4 +25,4 @@ class Ours:
 
     def play(self) -> None:
         """Train every client once."""
-        self.engine.play_round()
+        self.engine.run_round()

@@ -18,7 +18,7 @@ from flnl_bench.engine.devices import Devices, choose_devices, to_cpu
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import one_line
 from flnl_bench.methods import default_methods
-from flnl_bench.testing import TRAINING, play, toy_dataset, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_scenario
 from flnl_bench.testing.worlds import World
 
 TRIED_METHOD = "fedgr"  # it uses most parts of the engine: states, views, a teacher, a mixture
@@ -50,7 +50,7 @@ class TrainedRounds:
 
 def toy_world(**changes: Any) -> World:
     """Make a world of easy 8×8 images, six clients and a tiny network."""
-    return World(toy_dataset(), toy_scenario(), replace(TRAINING, **changes))
+    return World(toy_dataset(), toy_scenario(), replace(TOY_TRAINING, **changes))
 
 
 def make(name: str) -> Method:
@@ -61,7 +61,7 @@ def make(name: str) -> Method:
 def trained_rounds(method: Method, devices: Devices, played: int, **changes: Any) -> TrainedRounds:
     """Train for `played` rounds in the toy world."""
     with contextlib.closing(toy_world(**changes).engine(method, devices)) as engine:
-        return _seen(play(engine, played), engine)
+        return _seen(run_rounds(engine, played), engine)
 
 
 def _seen(rows: list[dict[str, Any]], engine: Engine) -> TrainedRounds:
@@ -100,11 +100,11 @@ def resumes(options: DoctorOptions) -> CheckResult:
     one, method = trained_rounds(make(TRIED_METHOD), devices, TRIED_ROUNDS), make(TRIED_METHOD)
     first, second = (toy_world().engine(method, devices) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
-        rows = play(first, TRIED_ROUNDS - 1)
+        rows = run_rounds(first, TRIED_ROUNDS - 1)
         Checkpoint(Path(folder)).save(first.state(), first.federation.states, set(), rows)
         state, clients, _ = Checkpoint(Path(folder)).load()
     second.restore(state, clients)
-    return _equal(options, one, _seen(rows + play(second, TRIED_ROUNDS), second), "stopped and resumed")
+    return _equal(options, one, _seen(rows + run_rounds(second, TRIED_ROUNDS), second), "stopped and resumed")
 
 
 def _equal(options: DoctorOptions, one: TrainedRounds, other: TrainedRounds, what: str) -> CheckResult:
