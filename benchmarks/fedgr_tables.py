@@ -11,7 +11,7 @@ from flnl_methods.fedgr import FedGR
 from flnl_methods.fedgr_released import FedGRReleased
 
 import flnl_bench as fb
-from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.leaderboards.metrics import class_recall
 from flnl_bench.methods import hyperparameters
 from flnl_bench.results.archive import import_runs
 

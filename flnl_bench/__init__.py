@@ -1,7 +1,7 @@
 """flnl-bench: a benchmark of federated learning with noisy labels.
 
-The public face, for notebooks and for method plugins; nothing else is listed by `dir`. The names are
-imported on first use, so that the command line answers without loading torch.
+The public names, for notebooks and plugins. They are imported on first use, so that the command line answers
+without loading torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers see: the same names as below, which a test checks
+if TYPE_CHECKING:  # the same names as below, which a test checks
     from flnl_bench.api import Batch as Batch
     from flnl_bench.api import Beliefs as Beliefs
     from flnl_bench.api import Client as Client
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
     from flnl_bench.errors import MethodFailed as MethodFailed
     from flnl_bench.errors import MissingData as MissingData
     from flnl_bench.errors import require as require
-    from flnl_bench.leaderboards.leaderboard import Leaderboard as Leaderboard
+    from flnl_bench.leaderboards.pandas_api import Leaderboard as Leaderboard
     from flnl_bench.leaderboards.pandas_api import Results as Results
     from flnl_bench.leaderboards.pandas_api import leaderboard as leaderboard
     from flnl_bench.leaderboards.pandas_api import load_results as load_results
@@ -66,54 +66,30 @@ if TYPE_CHECKING:  # what type checkers see: the same names as below, which a te
 __version__ = "0.1.0"
 
 _NAMES = {
-    "flnl_bench.api": (
-        "Batch",
-        "Beliefs",
-        "Client",
-        "Federation",
-        "Method",
-        "Model",
-        "Server",
-        "State",
-        "Step",
-        "Terms",
-        "Update",
-        "Weights",
-        "copy_weights",
-        "mix_into",
-        "network_weights",
-    ),
-    "flnl_bench.data": ("Augmentation", "Dataset", "DatasetKind"),
-    "flnl_bench.errors": ("BadInput", "MethodFailed", "MissingData", "require"),
-    "flnl_bench.ranges": ("NotNegative", "Positive", "Range", "Share", "bounded"),
-    "flnl_bench.leaderboards.pandas_api": ("Results", "leaderboard", "load_results"),
-    "flnl_bench.leaderboards.leaderboard": ("Leaderboard",),
-    "flnl_bench.models": ("ModelKind",),
-    "flnl_bench.plugin_files": ("API_VERSION",),
-    "flnl_bench.methods": ("load_plugin",),
-    "flnl_bench.report.site": ("write_report",),
-    "flnl_bench.running.api": ("make_scenario", "run", "run_seeds"),
-    "flnl_bench.results.run_record": ("RunRecord",),
-    "flnl_bench.running.saved": ("SavedModel", "load_model"),
-    "flnl_bench.scenario": (
-        "NoiseKind",
-        "NoisyClient",
-        "Option",
-        "Parameter",
-        "PartitionKind",
-        "Scenario",
-        "Setting",
-    ),
-    "flnl_bench.suite.api": ("SuiteResult", "run_suite"),
-    "flnl_bench.registry": ("hookimpl",),
-    "flnl_bench.trackers": ("Tracker",),
+    "flnl_bench.api": "Batch Beliefs Client Federation Method Model Server State Step Terms Update "
+    "Weights copy_weights mix_into network_weights",
+    "flnl_bench.data": "Augmentation Dataset DatasetKind",
+    "flnl_bench.errors": "BadInput MethodFailed MissingData require",
+    "flnl_bench.ranges": "NotNegative Positive Range Share bounded",
+    "flnl_bench.leaderboards.pandas_api": "Leaderboard Results leaderboard load_results",
+    "flnl_bench.models": "ModelKind",
+    "flnl_bench.plugin_files": "API_VERSION",
+    "flnl_bench.methods": "load_plugin",
+    "flnl_bench.report.site": "write_report",
+    "flnl_bench.running.api": "make_scenario run run_seeds",
+    "flnl_bench.results.run_record": "RunRecord",
+    "flnl_bench.running.saved": "SavedModel load_model",
+    "flnl_bench.scenario": "NoiseKind NoisyClient Option Parameter PartitionKind Scenario Setting",
+    "flnl_bench.suite.api": "SuiteResult run_suite",
+    "flnl_bench.registry": "hookimpl",
+    "flnl_bench.trackers": "Tracker",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
 
 
-if not TYPE_CHECKING:  # a name that does not exist is for type checkers to find
+if not TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

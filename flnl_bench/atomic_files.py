@@ -1,4 +1,4 @@
-"""Files that are complete at every moment: a kill leaves the old content or the new one."""
+"""Atomic writes: after a kill, a file has its old content or the new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PART = re.compile(r"\.(\d{1,9})\.part$")  # the end of an unfinished file's name
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write next to the file and rename, so that a reader finds the old content or the new."""
+    """Write a partial file and rename it, so that a reader never finds half of the content."""
     with replacing(path) as partial:
         write_new(partial, content)
 
@@ -47,20 +47,20 @@ def sweep_parts(folder: Path, name: str = "") -> None:
     """Remove the partial files of dead processes from a folder: those of one file, or all."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            found = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
-            if found and not alive(int(found[1])):
+            match = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
+            if match and not alive(int(match[1])):
                 remove = shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink
                 remove(entry.path)
 
 
 def write_new(path: Path, content: str | bytes) -> None:
-    """Create a file in place of any other, and return when the disk has it."""
+    """Create or replace a file, and return when it is on the disk."""
     path.unlink(missing_ok=True)
     _write(path, "xb", content)
 
 
 def append(path: Path, content: str | bytes) -> None:
-    """Add to an existing file, and return when the disk has it."""
+    """Add to an existing file, and return when it is on the disk."""
     _write(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", content)
 
 
@@ -93,21 +93,21 @@ def finite(value: Any) -> Any:
 
 
 def make_writable(folder: Path) -> None:
-    """Create a folder and write to it as a test, or raise an error with the reason."""
+    """Create a folder and write to it as a test; raise an error with the reason if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()  # it has no name, so several processes may do this at once
+        tempfile.TemporaryFile(dir=folder).close()  # unnamed: other processes may do the same
     except OSError as error:
-        reason = f"{error.strerror} (choose another folder with --out)"
-        raise BadInput(f"cannot write to {folder}: {reason}") from None
+        reason = f"cannot write to {folder}: {error.strerror} (choose another folder with --out)"
+        raise BadInput(reason) from None
 
 
-def path_part(name: str, what: str) -> str:
-    """Return a name that can be one part of a path; refuse one that leaves its folder or is hidden."""
+def path_part(name: str, kind: str) -> str:
+    """Return a name that can be one part of a path; refuse names with slashes and hidden names."""
     harmless = name.isprintable() and not {"/", "\\"} & set(name) and not name.startswith(".")
     if not (harmless and 0 < len(name.encode(errors="replace")) <= 255):
         shown = name if len(name) <= 60 else name[:59] + "…"
         raise BadInput(
-            f"{what} is {shown!r}, but becomes the name of a folder: 1 to 255 bytes, no slash, no leading dot"
+            f"{kind} is {shown!r}, but becomes the name of a folder: 1 to 255 bytes, no slash, no leading dot"
         )
     return name

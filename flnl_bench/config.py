@@ -1,4 +1,4 @@
-"""The configuration of a run: resolved, complete, hashed. Everything that changes a number is in it."""
+"""The resolved configuration of a run: every value that changes a number, and their hash."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ from typing import Any
 from flnl_bench.atomic_files import path_part
 from flnl_bench.errors import BadInput, require, unknown
 
-# Raised whenever a change makes the same configuration give other numbers.
+# Increased when a change of this package gives other numbers for the same configuration.
 NUMBERS_VERSION = 1
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
 
-LARGEST_COUNT = {
-    "clients": 1_000_000,
-    "rounds": 10_000_000,
-    "epochs": 100_000,
-}  # larger ones are typing errors
+# Larger numbers are typing errors.
+LARGEST_COUNT = {"clients": 1_000_000, "rounds": 10_000_000, "epochs": 100_000}
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the federation trains, whatever the method."""
+    """The training protocol, which does not depend on the method."""
 
     model: str
     clients: int
@@ -74,8 +71,8 @@ def sampled_clients(fraction: float, clients: int) -> int:
     return max(1, int(fraction * clients + 1e-9))
 
 
-NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
-TRAINING = tuple(part.name for part in dataclasses.fields(Training))
+RUN_NAMES = ("method", "dataset", "partition", "setting", "preset", "seed")  # of a run, for people
+TRAINING_FIELDS = tuple(part.name for part in dataclasses.fields(Training))
 
 
 @functools.cache  # a suite asks thousands of times
@@ -88,9 +85,9 @@ def training_changes(values: Mapping[str, Any], where: str = "") -> dict[str, An
     hints, changes = _hints(), {}
     for name, value in values.items():
         kinds = typing.get_args(hints[name]) or (hints[name],)
-        value = plain(value)
+        value = plain_value(value)
         if type(value) is int and float in kinds and abs(value) < 2**53:
-            value = float(value)  # the same run, whichever way it is written
+            value = float(value)  # lr=1 and lr=1.0 are the same run
         if type(value) not in kinds:
             raise BadInput(f"{where}{name} must be of type {kinds[0].__name__}, not {value!r}")
         changes[name] = value
@@ -130,20 +127,20 @@ class RunConfig:
 
     @property
     def _data_folder(self) -> str:
-        """The data set, whose name may have the path of a file, as the name of a folder."""
+        """The data set, which may contain a path, as the name of a folder."""
         return _as_folder(self.dataset.replace(":", "-"))
 
     @property
     def _setting_folder(self) -> str:
-        """The setting, whose options may have paths of files, as the name of a folder."""
+        """The setting, which may contain paths, as the name of a folder."""
         return _as_folder(self.setting.replace(":", "_"))[:100]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return dataclasses.asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """Plain values without nesting: `method`, `training.lr`, `hyperparameters.mu`, …"""
+        """Return plain values without nesting: `method`, `training.lr`, `hyperparameters.mu`, …"""
         values = self.as_dict()
         for part in ("training", "hyperparameters"):
             values |= {f"{part}.{name}": value for name, value in values.pop(part).items()}
@@ -151,8 +148,8 @@ class RunConfig:
 
     @property
     def names(self) -> dict[str, Any]:
-        """The names by which people know the run."""
-        return {name: getattr(self, name) for name in NAMES}
+        """The values that identify the run for people."""
+        return {name: getattr(self, name) for name in RUN_NAMES}
 
     @property
     def title(self) -> str:
@@ -167,23 +164,23 @@ class RunConfig:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Both values of every name whose values differ; a missing one is None."""
-    names = dict.fromkeys([*one, *other])
-    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of every name whose values differ; a missing value is None."""
+    names = dict.fromkeys([*a, *b])
+    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
 # -- seeds -------------------------------------------------------------------------------------------
 def check_seed(seed: Any) -> int:
-    """Return a seed as a Python integer, or refuse it."""
-    seed = plain(seed)
+    """Return a seed as a Python integer; refuse other values."""
+    seed = plain_value(seed)
     fits = type(seed) is int and 0 <= seed < 2**63
     require(fits, "seed", repr(seed), "a whole number from 0 to 2^63 - 1")
     return int(seed)
 
 
 def check_seeds(seeds: Any) -> list[int]:
-    """Return several seeds as Python integers, or refuse them: at least one, none of them twice."""
+    """Return seeds as Python integers; refuse an empty list and repeated seeds."""
     is_list = isinstance(seeds, Iterable) and not isinstance(seeds, str) and getattr(seeds, "ndim", 1) > 0
     checked = [check_seed(seed) for seed in seeds] if is_list else []
     fits = 0 < len(checked) == len({*checked})
@@ -192,13 +189,13 @@ def check_seeds(seeds: Any) -> list[int]:
     return checked
 
 
-@functools.lru_cache  # thousands of records have the same few names
+@functools.lru_cache  # thousands of records have few different names
 def _as_folder(name: str) -> str:
-    return "".join(sign if sign.isprintable() and sign not in "/\\" else "_" for sign in name)
+    return "".join(char if char.isprintable() and char not in "/\\" else "_" for char in name)
 
 
 def key_of(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Make a key of values that is equal for values that mean the same, as 1 and 1.0."""
+    """Return a key that is equal for equal values, also for 1 and 1.0."""
     return tuple(sorted((name, repr(int_if_integral(value))) for name, value in values.items()))
 
 
@@ -208,18 +205,18 @@ def int_if_integral(value: object) -> object:
 
 
 def written(values: Mapping[str, Any]) -> str:
-    """Write values for people, as they would be given to --set."""
+    """Write values for people, as for --set."""
     return ", ".join(f"{name}={int_if_integral(value)}" for name, value in values.items())
 
 
 def as_set(value: object, where: str) -> str:
-    """Write a hyper-parameter as it would be given to --set; errors name the place `where`."""
-    value = plain(value)
+    """Write a hyper-parameter as for --set; errors name the place `where`."""
+    value = plain_value(value)
     if not (value is None or isinstance(value, str | numbers.Real)):
         raise BadInput(f"{where} must be a number, a text, true or false")
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Convert a NumPy scalar to a Python value."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class BadInput(ValueError):
-    """Something the user asked for cannot be done (exit code 2)."""
+    """An option, file or value that cannot be used (exit code 2)."""
 
 
 class MissingData(RuntimeError):
@@ -17,7 +17,7 @@ class MissingData(RuntimeError):
 
 
 class BrokenContract(TypeError):
-    """A hook of a method gave what it must not (exit code 1)."""
+    """A hook of a method returned a value of a wrong form (exit code 1)."""
 
 
 class MethodFailed(RuntimeError):
@@ -33,38 +33,38 @@ def expect(holds: bool, method: str, rule: str, got: object) -> None:
 
 
 def place_in(traceback: str, home: str) -> str:
-    """The innermost frame of a traceback that is in the file `home`, or the innermost at all."""
+    """Return the innermost frame of a traceback in the file `home`, else the innermost of all."""
     frames = re.findall(r'File "([^<].*)", line (\d+), in (\S+)', traceback)
     file, line, function = ([frame for frame in frames if frame[0] == home] or frames)[-1]
     return f"{Path(file).name}:{line} in {function}"
 
 
 def one_line(error: BaseException, limit: int = 160) -> str:
-    """The kind of an error and the first line of what it says, shortened."""
+    """Return the class of an error and the first line of its message, shortened."""
     lines = str(error).strip().splitlines()
     text = ": ".join([type(error).__name__, *lines[:1]])
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def unknown(what: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:
-    """An error that names the unknown thing, its nearest match and what is allowed."""
+def unknown(kind: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:
+    """Make an error that names the unknown name, its nearest match and the allowed names."""
     allowed = sorted(allowed)
     place = f" in {where}" if where else ""
-    return BadInput(f"unknown {what} {name!r}{place}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")
+    return BadInput(f"unknown {kind} {name!r}{place}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A question for the name that is most like this one; nothing if none is. FedGR is like fedgr."""
+    """Return a question for the most similar name, if there is one; case and dashes do not count."""
 
     def bare(text: str) -> str:
         return text.lower().replace("-", "").replace("_", "")
 
-    names = {bare(each): each for each in allowed}
+    names = {bare(candidate): candidate for candidate in allowed}
     near = difflib.get_close_matches(bare(name), names, n=1, cutoff=0.5)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def require(condition: bool, name: str, value: object, allowed: str) -> None:
-    """Raise an error that names a value and what is allowed, unless the condition holds."""
+    """Raise an error that names a value and the allowed values, unless the condition holds."""
     if not condition:
         raise BadInput(f"{name} is {value}, but must be {allowed}")

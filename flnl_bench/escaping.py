@@ -1,4 +1,4 @@
-"""Text of foreign origin, made harmless: one function per output format.
+"""Escape text of foreign origin: one function per output format.
 
 Names, labels and messages come from run.json, suite files, archives and plugins. Characters that cannot be
 printed are shown as escapes, as in \\x1b; the markup of a format is escaped.
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def terminal(text: str) -> str:
-    """One line without control characters: nothing can move the cursor, set a title or fake a line."""
+    """Escape text for one line of a terminal: control characters and line breaks are shown, not sent."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
@@ -25,12 +25,12 @@ def _shown(sign: str) -> str:
 
 
 def lines(text: str) -> str:
-    """The same for text whose line breaks are our own."""
+    """Escape text for a terminal; line breaks are kept."""
     return "\n".join(map(terminal, text.split("\n")))
 
 
 def json(text: str) -> str:
-    """A JSON document whose strings show nothing that a terminal would act on; it reads as before."""
+    """Escape control characters in a JSON document; its values do not change."""
     return re.sub(r"[^\x00-\x7e]", lambda match: _json_sign(match[0]), text)
 
 
@@ -42,7 +42,7 @@ def _json_sign(sign: str) -> str:
 
 
 def csv(value: _T) -> _T | str:
-    """A cell; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Escape a cell; a text that a spreadsheet would read as a formula gets an apostrophe."""
     if not isinstance(value, str):
         return value
     safe = terminal(value)
@@ -50,12 +50,12 @@ def csv(value: _T) -> _T | str:
 
 
 def markdown(text: str) -> str:
-    """Words in a paragraph or a table's cell: neither markup nor HTML."""
+    """Escape markup and HTML in a paragraph or a cell."""
     return re.sub(r"([\\`*_|<>\[\]~#&])", r"\\\1", terminal(text))
 
 
 def html(text: str) -> str:
-    """Content of an element, or of an attribute in quotes."""
+    """Escape the content of an element or of a quoted attribute."""
     return _html.escape(terminal(text))
 
 
@@ -76,5 +76,5 @@ _LATEX = {
 
 
 def latex(text: str) -> str:
-    """Text without LaTeX's own signs; what pdflatex cannot set becomes a question mark."""
+    """Escape LaTeX's characters; characters that pdflatex cannot print become question marks."""
     return "".join(_LATEX.get(sign, sign if sign.isascii() else "?") for sign in terminal(text))

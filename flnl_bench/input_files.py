@@ -1,6 +1,6 @@
-"""Readers of JSON, TOML and NumPy files that a user names: one clear line for each that cannot be used.
+"""Readers of JSON, TOML and NumPy files; an unusable file is an error of one line.
 
-`parse_json`, `check_unpacked` and `read_npz` also take files of strangers: limits and no pickles.
+`parse_json`, `check_unpacked` and `read_npz` also read files of strangers: with limits, without pickles.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _check_depth(value: Any, left: int) -> None:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a JSON document is a number, and not true or false."""
+    """Return whether a value of a JSON document is a number (true and false are not)."""
     return type(value) in (int, float)
 
 
@@ -89,8 +89,8 @@ def read_npz(
         raise BadInput(f"{path} is not a readable .npz file: {one_line(error)}") from None
     missing = [key for key in required if key not in arrays]
     if missing:
-        found = ", ".join(sorted(names)) or "none"
-        raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {found})")
+        present = ", ".join(sorted(names)) or "none"
+        raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {present})")
     return arrays
 
 
@@ -103,7 +103,7 @@ def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
 
 # -- the user's own files ----------------------------------------------------------------------------
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; every complaint names it."""
+    """Read a TOML file; errors name it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except IsADirectoryError:
@@ -119,8 +119,9 @@ def read_array(path: Path, where: str) -> np.ndarray:
 
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        with warnings.catch_warnings(action="ignore"):  # of an empty file, which the caller refuses
+            array: np.ndarray = np.load(path, allow_pickle=False)
+            return array
+        with warnings.catch_warnings(action="ignore"):  # about an empty file, which the caller refuses
             return np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None)
     except FileNotFoundError:
         raise BadInput(f"{where}: there is no file {path}") from None

@@ -147,8 +147,8 @@ def _handled_by(
     try:
         yield
     finally:
-        for stop, known in before.items():
-            signal.signal(stop, signal.SIG_DFL if known is None else known)
+        for stop, previous in before.items():
+            signal.signal(stop, signal.SIG_DFL if previous is None else previous)
 
 
 @contextlib.contextmanager
@@ -173,12 +173,14 @@ def _inherited_by_children() -> Iterator[None]:
 def _main_hidden(hidden: bool) -> Iterator[None]:
     """Hide the user's script from a child that starts in the block, if `hidden`."""
     main = vars(sys.modules["__main__"])
-    known: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if hidden and name in main}
-    main.update(dict.fromkeys(known))
+    script: dict[str, Any] = {
+        name: main[name] for name in ("__file__", "__spec__") if hidden and name in main
+    }
+    main.update(dict.fromkeys(script))
     try:
         yield
     finally:
-        main.update(known)
+        main.update(script)
 
 
 def _serve(connection: Connection) -> None:

@@ -77,7 +77,7 @@ HOOKS = [name for name in vars(Hooks) if name.startswith("flnl_register_")]
 
 # The entries of a plugin file without hooks: subclasses and instances of these that it defines. A file cannot
 # define any of a module that is not loaded.
-CLASSES = {
+_CLASSES = {
     METHODS_HOOK: ("flnl_bench.api", "Method"),
     "flnl_register_trackers": ("flnl_bench.trackers", "Tracker"),
 }
@@ -300,7 +300,7 @@ def _defined(names: dict[str, Any]) -> dict[str, list[Any]]:
     """Return the entries that a module without hooks defines; a parent class without a name is not one."""
     values = list({id(value): value for key, value in names.items() if key[0] != "_"}.values())
     offered: dict[str, list[Any]] = {}
-    for hook, (module, kind) in (CLASSES | INSTANCES).items():
+    for hook, (module, kind) in (_CLASSES | INSTANCES).items():
         base = getattr(sys.modules.get(module), kind, ())
         if hook in INSTANCES:
             offered[hook] = [value for value in values if isinstance(value, base)]

@@ -15,7 +15,7 @@ import pytest
 from command_line import flnl, interrupted, rounds_of, tiny
 
 from flnl_bench import cli
-from flnl_bench.cli.console import amount, duration
+from flnl_bench.cli.console import duration, with_prefix
 from flnl_bench.cli.show import plot, squeeze
 from flnl_bench.engine import pool
 from flnl_bench.engine.engine import Engine
@@ -56,11 +56,11 @@ def test_decoding_a_large_data_set_is_a_line_on_stderr_every_five_percent(tmp_pa
 
 def test_image_net_weights_are_the_presets_choice_unless_asked_for():
     from flnl_bench.running.options import RunOptions
-    from flnl_bench.running.resolve import configure
+    from flnl_bench.running.resolve import make_config
 
     asked = RunOptions("fedavg", dataset="clothing1m", setting="real", preset="paper", device="cpu")
-    assert configure(asked)[0].training.pretrained
-    assert not configure(replace(asked, training={"pretrained": False}))[0].training.pretrained
+    assert make_config(asked)[0].training.pretrained
+    assert not make_config(replace(asked, training={"pretrained": False}))[0].training.pretrained
 
 
 def test_no_pretrained_reaches_the_record(tmp_path):
@@ -303,7 +303,7 @@ def test_the_handler_of_sigterm_is_put_back():
 
 # -- text --------------------------------------------------------------------------------------------
 def test_numbers_are_written_for_people():
-    assert [amount(n, "B") for n in (12, 1234, 5_600_000)] == ["12 B", "1.2 kB", "5.6 MB"]
+    assert [with_prefix(n, "B") for n in (12, 1234, 5_600_000)] == ["12 B", "1.2 kB", "5.6 MB"]
     assert [duration(s) for s in (0.31, 41, 185, 7800)] == ["0.3 s", "41 s", "3 min 5 s", "2 h 10 min"]
 
 

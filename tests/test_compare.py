@@ -6,7 +6,7 @@ from pictured_runs import write_curve
 from synthetic_runs import write_run
 
 from flnl_bench import plots
-from flnl_bench.cli.compare import sparkline
+from flnl_bench.cli.show import bars
 from flnl_bench.results.run_record import read_record
 
 
@@ -67,8 +67,8 @@ def test_people_see_differences_curves_and_seeds(runs):
     assert "the configuration is the same" in flnl("compare", a[1], a[1]).out
 
 
-def test_a_sparkline_stands_on_zero():
-    assert sparkline([0, 25, 50, 100], top=100) == " ▂▄█"
+def test_a_curve_of_one_line_starts_at_zero():
+    assert bars([0, 25, 50], height=1, top=100) == [" ▂▄"]
 
 
 def test_the_picture_has_the_curves_of_both(runs, tmp_path):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from flnl_bench.data import DATASETS, data_root, downloads, load_dataset
-from flnl_bench.data.class_maps import (
+from flnl_bench.data.downloads import (
     CIFAR10_CLASSES,
     CIFAR100_ASYMMETRIC,
     CIFAR100_ASYMMETRIC_SUPER,
     CIFAR100_CLASSES,
+    read_table,
 )
-from flnl_bench.data.digits import read_table
 from flnl_bench.errors import BadInput, MissingData
 
 

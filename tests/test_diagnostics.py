@@ -24,7 +24,7 @@ from flnl_bench.results.diagnostics import (
 def test_memorisation_by_hand():
     # The wrong samples are 4, 5 and 8 (given 2, 0, 1; true 1, 2, 2).
     predicted = np.array([0, 1, 2, 1, 2, 2, 0, 0, 0])
-    assert Probe(WORLD).look(predicted) == {
+    assert Probe(WORLD).measure(predicted) == {
         "memorised": pytest.approx(100 / 3),  # 4 alone
         "accuracy_clean": pytest.approx(100 * 4 / 6),  # not 3, not 7
         "accuracy_wrong": pytest.approx(100 / 3),  # 5 alone
@@ -33,7 +33,7 @@ def test_memorisation_by_hand():
 
 def test_without_wrong_labels_there_is_nothing_to_memorise():
     clean = dataclasses.replace(WORLD, given=WORLD.true)
-    look = Probe(clean).look(WORLD.true)
+    look = Probe(clean).measure(WORLD.true)
     assert look == {"memorised": None, "accuracy_clean": 100.0, "accuracy_wrong": None}
 
 

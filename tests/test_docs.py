@@ -112,7 +112,7 @@ def test_every_snippet_about_python_runs(tmp_path, monkeypatch):
     assert len(names["result"].rounds) == 3
     assert len(names["curves"]) == 2 * 2 * 3
     assert names["suite"].counts["done"] == 4
-    assert names["scenario"].fingerprint == names["weak"].scenario
+    assert names["scenario"].fingerprint == names["weak"].scenario.fingerprint
     assert set(names["frame"].label) == {"fedavg", "fedgr", "fedgr lambda_b=2"}
 
 

@@ -1,4 +1,4 @@
-"""`flnl-bench doctor`: what is well, what is wrong, and that no check takes the others down."""
+"""`flnl-bench doctor`: the result of each check, and that an error in a check does not stop the others."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import torch
 import worker_targets
 from command_line import flnl
 
-from flnl_bench.doctor import checks, datasets, machine, probes, reproducibility, speed
+from flnl_bench.doctor import checks, machine, reproducibility, speed
 from flnl_bench.doctor.check_result import CheckResult, DoctorOptions, run_check
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
@@ -42,7 +42,7 @@ def small(monkeypatch):
     monkeypatch.setattr(reproducibility, "TRIED_METHOD", "fedavg")
     monkeypatch.setattr(reproducibility, "TRIED_ROUNDS", 2)
     monkeypatch.setattr(reproducibility, "choose_devices", lambda *_, **__: alone)
-    monkeypatch.setattr(probes, "tried", lambda device, changes: (1.0, ""))
+    monkeypatch.setattr(reproducibility, "train_with", lambda device, changes: (1.0, ""))
     monkeypatch.setattr(speed, "rate_world", tiny_world)
     monkeypatch.setattr(checks, "SLOW_CHECKS", {"rate tiny-cnn": checks.SLOW_CHECKS["rate tiny-cnn"]})
 
@@ -57,7 +57,7 @@ def doctor(tmp_path, *more):
 
 
 # -- the command -------------------------------------------------------------------------------------
-def test_a_machine_that_is_well_is_a_table_of_80_columns_and_leaves_nothing(tmp_path, small, monkeypatch):
+def test_a_machine_without_problems_is_a_table_of_80_columns_and_leaves_no_file(tmp_path, small, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = doctor(tmp_path)
     assert (done.code, done.errors) == (0, [])
@@ -91,7 +91,7 @@ def test_a_check_that_raises_is_a_line_and_the_exit_code_is_one(tmp_path, monkey
 
     done = told_by(monkeypatch, tmp_path, broken, "--json")
     assert done.code == 1
-    assert done.errors == ["flnl-bench: 1 of 2 checks found something wrong: other"]
+    assert done.errors == ["flnl-bench: 1 of 2 checks failed: other"]
     assert [row["state"] for row in json.loads(done.out)["checks"]] == ["ok", "wrong"]
     assert run_check(broken, None).result == "RuntimeError: no kernel image"
 
@@ -117,7 +117,7 @@ def test_a_broken_plugin_is_wrong(asked, monkeypatch):
     lame = EntryPoint("lame", "no_such_module", "flnl_bench")
     plugins.sources = {"lame": Source("lame-dist", "1.0", lame.value, lame.load)}
     monkeypatch.setattr(machine, "default_methods", lambda: load_methods(plugins))
-    found = machine.plugins(asked)
+    found = machine.list_plugins(asked)
     assert found.state == "wrong"
     assert "plugin 'lame'" in found.result
     assert "no_such_module" in found.result
@@ -125,7 +125,7 @@ def test_a_broken_plugin_is_wrong(asked, monkeypatch):
 
 def test_no_methods_at_all_are_wrong(asked, monkeypatch):
     monkeypatch.setattr(machine, "default_methods", Methods)
-    assert machine.plugins(asked).result == "there are no methods"
+    assert machine.list_plugins(asked).result == "there are no methods"
 
 
 def test_a_results_folder_that_cannot_be_made_is_wrong(tmp_path):
@@ -162,7 +162,7 @@ def save_cifar10(folder, train_y=tuple(range(10))):
 
 def states(folder):
     before = sorted(folder.rglob("*"))
-    found = datasets.datasets(DoctorOptions("cpu", folder, folder))
+    found = machine.read_datasets(DoctorOptions("cpu", folder, folder))
     assert sorted(folder.rglob("*")) == before, "something was written"
     return found, found.details["states"]
 
@@ -170,8 +170,8 @@ def states(folder):
 def test_data_sets_that_are_not_there_are_not_fetched(tmp_path):
     found, by_name = states(tmp_path)
     assert found.state == "ok"
-    assert by_name.pop("digits") == "whole"
-    assert set(by_name.values()) == {"absent"}
+    assert by_name.pop("digits") == "complete"
+    assert set(by_name.values()) == {"missing"}
 
 
 def test_whole_and_broken_data_sets_are_told_apart(tmp_path):
@@ -182,7 +182,7 @@ def test_whole_and_broken_data_sets_are_told_apart(tmp_path):
     (tmp_path / "clothing1m").mkdir()
     found, by_name = states(tmp_path)
     assert found.state == "wrong"
-    assert (by_name["digits"], by_name["cifar10"], by_name["svhn"]) == ("whole", "whole", "absent")
+    assert (by_name["digits"], by_name["cifar10"], by_name["svhn"]) == ("complete", "complete", "missing")
     assert "not a readable .npz" in by_name["mnist"]
     assert "not found or corrupted" in by_name["cifar100"]
     assert "images of cifar100 are not" in by_name["cifar100n"]
@@ -203,7 +203,7 @@ def test_the_methods_that_cannot_be_trusted_are_named(asked, small, monkeypatch)
     for cls in (FEDAVG, Moody):
         registry.add("test", cls)
     monkeypatch.setattr(reproducibility, "default_methods", lambda: registry)
-    found = reproducibility.methods(asked)
+    found = reproducibility.try_methods(asked)
     assert found.state == "wrong"
     assert list(found.details["problems"]) == ["moody"]
 
@@ -229,28 +229,28 @@ def test_only_rounding_is_forgiven_between_cpu_and_device(shift, state):
 # -- tries in other processes ------------------------------------------------------------------------
 def test_a_try_in_another_process_gives_the_loss_of_this_one():
     (row,) = reproducibility.trained_rounds(
-        reproducibility.make("fedavg"), Devices(torch.device("cpu")), 1, **probes.SMALL_ROUND
+        reproducibility.make("fedavg"), Devices(torch.device("cpu")), 1, **reproducibility.SMALL_ROUND
     ).rows
-    assert probes.tried("cpu", {"precision": "float32"}) == (row["loss"], "")
+    assert reproducibility.train_with("cpu", {"precision": "float32"}) == (row["loss"], "")
 
 
 def test_a_try_that_dies_is_a_note(asked, monkeypatch):
-    monkeypatch.setattr(probes, "_train", worker_targets.die)
-    found = probes.probe(asked, "compile", "default")
+    monkeypatch.setattr(reproducibility, "_train", worker_targets.die)
+    found = reproducibility.probe(asked, "compile", "default")
     assert (found.state, found.result) == ("note", "does not work: its process died of SIGKILL")
     assert found.advice == "do without --compile default; it is off by default"
 
 
 def test_a_try_that_says_nothing_is_ended(monkeypatch):
-    monkeypatch.setattr(probes, "_train", worker_targets.say_nothing)
-    monkeypatch.setattr(probes, "TIME_LIMIT", 0.0)
-    assert probes.tried("cpu", {})[1] == "no answer within 0 s"
+    monkeypatch.setattr(reproducibility, "_train", worker_targets.say_nothing)
+    monkeypatch.setattr(reproducibility, "TIME_LIMIT", 0.0)
+    assert reproducibility.train_with("cpu", {})[1] == "no answer within 0 s"
 
 
-def test_what_only_cuda_has_is_not_tried_elsewhere(asked, monkeypatch):
-    monkeypatch.delattr(probes, "tried")
-    assert "not tried" in probes.probe(asked, "precision", "tf32").result
-    assert "not tried" in probes.probe(asked, "compile", "cudagraphs").result
+def test_options_of_cuda_are_not_tried_on_other_devices(asked, monkeypatch):
+    monkeypatch.delattr(reproducibility, "train_with")
+    assert "not tried" in reproducibility.probe(asked, "precision", "tf32").result
+    assert "not tried" in reproducibility.probe(asked, "compile", "cudagraphs").result
 
 
 # -- speed -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from flnl_bench.engine.devices import survives_bfloat16
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import average
-from flnl_bench.testing import TOY_DEVICES, TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
+from flnl_bench.testing import CPU_ONLY, TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
 
 class Scalar(nn.Module):
@@ -181,7 +181,7 @@ EIGHT = [1, 5, 6, 9, 10, 41, 47, 52]  # of the stream "test subset" of seed 0
 
 def engine_tested_on(count, seed=1):
     training = dataclasses.replace(TOY_TRAINING, test_samples=count)
-    return Engine(FedAvg(), toy_dataset(), toy_scenario(), training, seed, TOY_DEVICES)
+    return Engine(FedAvg(), toy_dataset(), toy_scenario(), training, seed, CPU_ONLY)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -59,7 +59,7 @@ def test_on_early_visits_a_noisy_client_trains_on_all_it_judges_clean():
 
 
 @pytest.mark.parametrize(("share", "gate"), [(0.6, 3), (0.0, 1)])  # of five expected visits; at least one
-def test_a_client_samples_by_consistency_from_the_visits_of_the_gate_on(share, gate):
+def test_consistency_decides_once_a_client_has_the_visits_of_the_gate(share, gate):
     method = FedDiv(visits_share=share)
     before, at, after = (
         look(method, *with_noise(6), visits=visits, debiased=FIRST_TWO).state["targets"].tolist()

@@ -17,7 +17,7 @@ from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, BrokenContract
 from flnl_bench.methods import default_methods
-from flnl_bench.results.diagnostics import OWN, Probe, gather_beliefs, judge
+from flnl_bench.results.diagnostics import RESERVED_NAMES, Probe, gather_beliefs, judge
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 from flnl_bench.testing.methods import check_beliefs_fit, check_declared, check_isolated
 
@@ -219,8 +219,8 @@ def test_the_recorder_keeps_the_names_of_all_its_diagnostics(noise):
         for k, size in enumerate(scenario.sizes)
     }
     probe = Probe(scenario)
-    found = {*probe.look(probe.true), *judge(everything, scenario, [0])}
-    assert found == {name for name in OWN if noise == "open" or "open" not in name}
+    found = {*probe.measure(probe.true), *judge(everything, scenario, [0])}
+    assert found == {name for name in RESERVED_NAMES if noise == "open" or "open" not in name}
 
 
 # -- what is sent ------------------------------------------------------------------------------------

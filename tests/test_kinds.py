@@ -21,7 +21,7 @@ from flnl_bench import (
     hookimpl,
     registry,
 )
-from flnl_bench.cli import listing
+from flnl_bench.cli.listing import LISTS
 from flnl_bench.data import DATASETS, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import BrokenContract
 from flnl_bench.leaderboards.comparability import setting_key
@@ -121,12 +121,12 @@ def test_a_plugin_adds_one_of_each_kind(install):
 def test_the_lists_show_what_plugins_add_and_where_it_comes_from(install):
     install(toy=plugin(**TOY))
     for kind, name in (
-        (listing.datasets, "stripes"),
-        (listing.settings, "ones-PHI[:LOW-HIGH]"),
-        (listing.partitions, "ordered"),
-        (listing.models, "flat"),
+        ("datasets", "stripes"),
+        ("settings", "ones-PHI[:LOW-HIGH]"),
+        ("partitions", "ordered"),
+        ("models", "flat"),
     ):
-        rows = {row["name"]: row for row in kind()}
+        rows = {row["name"]: row for row in LISTS[kind]()}
         assert rows[name]["plugin"] == "toy"
         assert {row["plugin"] for row in rows.values()} == {"toy", "flnl-bench"}
 
@@ -134,7 +134,7 @@ def test_the_lists_show_what_plugins_add_and_where_it_comes_from(install):
 def test_the_list_of_plugins_says_what_each_adds_of_every_kind(install, monkeypatch):
     found = install(toy=plugin(**TOY))
     monkeypatch.setattr("flnl_bench.methods.default_methods", lambda: load_methods(found))
-    (row,) = listing.plugins()
+    (row,) = LISTS["plugins"]()
     assert row["description"] == (
         "from flnl-bench-toy ?: datasets stripes; noises ones; partitions ordered; models flat"
     )

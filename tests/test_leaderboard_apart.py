@@ -232,7 +232,7 @@ def test_cells_with_fewer_seeds_are_marked(tmp_path):
     write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0, 40.0)}, "fedgr": {"sym-1.0": (50.0, 51.0)}})
     out = flnl("leaderboard", tmp_path).out
     assert "50.50 ± 0.71†2" in out
-    assert "†n: over n seeds only, where others have 3; in a column, " in out
+    assert "†n: over n seeds instead of 3; in a column, " in out
     assert "over 3 seeds (1, 13, 42)" in out
 
 
@@ -272,6 +272,7 @@ def test_torn_foreign_and_old_files_are_named_and_not_counted(tmp_path, text, wh
     ("change", "why"),
     [
         ({"last10": None}, "its last10 is unknown: an accuracy is not a number"),
+        ({"best": float("nan")}, "its best is unknown: an accuracy is not a number"),
         ({"rounds": 3}, "its status is done, but its summary is not of all rounds"),
     ],
 )

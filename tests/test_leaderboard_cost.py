@@ -9,7 +9,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
-from flnl_bench.leaderboards.agreement import kendall, spearman
+from flnl_bench.leaderboards.paper import kendall, spearman
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import summarise
 

@@ -17,7 +17,7 @@ from test_suite_execution import Inline
 
 import flnl_bench as fb
 from flnl_bench import cli
-from flnl_bench.config import TRAINING
+from flnl_bench.config import TRAINING_FIELDS
 from flnl_bench.methods import default_methods
 from flnl_bench.running.options import OPTION_NAMES
 
@@ -196,7 +196,7 @@ def test_the_command_and_the_function_take_the_same_options():
     only_there = {"seeds", "as_json", "file", "plugin", "debug", "pdb"}
     assert options - only_there == arguments - {"progress", "loading"}
     named = arguments - {"fresh", "progress", "loading", "training"}
-    assert named | set(TRAINING) == OPTION_NAMES
+    assert named | set(TRAINING_FIELDS) == OPTION_NAMES
 
 
 # -- scenarios ---------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_a_dry_suite_only_looks(tmp_path):
 
 def test_a_failed_run_of_a_suite_is_in_the_result_and_raises_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(default_methods().methods, "fragile", Fragile)
-    monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
+    monkeypatch.setattr("flnl_bench.suite.api.LocalLauncher", Inline)
     suite = fb.run_suite(GRID | {"methods": ["fragile", "fedavg"]}, out=tmp_path)
     assert (suite.counts["done"], suite.counts["failed"]) == (1, 1)
     assert suite.failures == {"fragile · digits · iid · sym-1.0 · s1": "KeyError: 'no such thing'"}
@@ -337,7 +337,7 @@ def test_seeds_are_a_list_and_not_given_twice():
     [
         (lambda: fb.load_results(3), "folder is 3, but must be the path of a results folder"),
         (lambda: fb.run_suite(3), "suite is 3, but must be a file or a dictionary"),
-        (lambda: fb.load_model("nowhere"), "is not there, nor is its folder"),
+        (lambda: fb.load_model("nowhere"), "there is no folder nowhere"),
     ],
 )
 def test_what_is_no_path_is_one_line(call, told):

@@ -7,7 +7,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_run
 
-from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.leaderboards.metrics import class_recall
 from flnl_bench.results.run_folder import RunFolder
 
 

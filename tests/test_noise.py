@@ -15,7 +15,7 @@ from flnl_bench.scenario.noise import (
     NoisyClient,
     Setting,
     draw_client_noise,
-    noisy_labels,
+    labels_and_open,
     parse_setting,
     rounded_down,
 )
@@ -28,7 +28,7 @@ def labels_of(true, kind, ratio, classes, class_map, rng):
     """The given labels of one client of a data set of which only classes and class map matter."""
     world = SimpleNamespace(name="toy", classes=range(classes), asymmetric=class_map, superclass=class_map)
     client = NoisyClient(true, np.arange(len(true)), ratio, parse_setting("sym-1.0"), world, rng, seed=1)
-    return noisy_labels(kind, client)
+    return labels_and_open(kind, client)[0]
 
 
 @given(clients=st.integers(1, 60), percent=st.integers(0, 100), seed=seeds)

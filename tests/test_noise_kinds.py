@@ -14,10 +14,9 @@ from flnl_bench.random_streams import stream
 from flnl_bench.scenario import NOISES, NoisyClient, draw_scenario, parse_setting, stage
 from flnl_bench.scenario.annotators import mean_rate, wrong_share
 from flnl_bench.scenario.instance import flip_rates, label_chances, mean_flip_rate, wrong_class_chances
-from flnl_bench.scenario.noise import noisy_labels
+from flnl_bench.scenario.noise import labels_and_open
 from flnl_bench.scenario.pmd import (
     MARGIN_SHAPES,
-    certainty,
     distances_to_means,
     flip_chances,
     rival_and_margin,
@@ -43,7 +42,8 @@ def client_of(setting, true, ratio, classes, seed=1, **changes):
 
 
 def labels_of(setting, true, ratio, classes, seed=1):
-    return noisy_labels(parse_setting(setting).kind.name, client_of(setting, true, ratio, classes, seed))
+    client = client_of(setting, true, ratio, classes, seed)
+    return labels_and_open(parse_setting(setting).kind.name, client)[0]
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_built_in_scores_are_as_certain_as_they_should_be():
     assert np.allclose(distances_to_means(data), distances)
     scores = scores_of(SimpleNamespace(dataset=data, classes=5, options={"scores": None}))
     assert np.allclose(scores.sum(axis=1), 1)
-    assert certainty(scores) == pytest.approx(0.8)
+    assert scores.max(axis=1).mean() == pytest.approx(0.8)
 
 
 def test_a_ratio_that_margins_do_not_allow_is_told():
@@ -252,7 +252,7 @@ def test_a_ratio_that_margins_do_not_allow_is_told():
     parsed = parse_setting("pmd-1.0")
     client = NoisyClient(toy(600).train_y, np.arange(600), 0.3, parsed, toy(600), stream(1, "x"), 1)
     with pytest.warns(UserWarning, match="too few samples near the boundary"):
-        given = noisy_labels("pmd", replace(client, options={"type": 1}, shared=sure))
+        given = labels_and_open("pmd", replace(client, options={"type": 1}, shared=sure))[0]
     assert np.array_equal(given, client.true)
 
 
@@ -299,7 +299,7 @@ def test_annotators_announce_what_is_used():
 def test_annotators_err_as_their_matrix_says(matrix_file):
     path = matrix_file(np.array([[0.5, 0.5, 0], [0, 1, 0], [0, 0.1, 0.9]]))
     client = client_of(f"annot-1.0,use=worse,errors={path}", COUNTED.repeat(20), 0.2, 3)
-    given = noisy_labels("annot", client)
+    given = labels_and_open("annot", client)[0]
     assert set(given[client.true != given]) == {1}
     assert (given[client.true == 0] != 0).mean() == pytest.approx(0.488, abs=0.04)
     assert NOISES["annot"].announced(replace(client, setting=parse_setting("annot-1.0:0.2-0.2"))) == (

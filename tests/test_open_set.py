@@ -218,7 +218,7 @@ PREDICTED = np.array([0, 2, 2, 3, 1, 1])
 
 def test_open_images_are_memorised_for_themselves():
     assert OPEN.overall == 0.5
-    assert Probe(OPEN).look(PREDICTED) == {
+    assert Probe(OPEN).measure(PREDICTED) == {
         "memorised": 100.0,
         "memorised_open": 50.0,
         "accuracy_clean": pytest.approx(200 / 3),

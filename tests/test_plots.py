@@ -11,7 +11,7 @@ from synthetic_runs import write_run
 import flnl_bench as fb
 from flnl_bench import plots
 from flnl_bench.methods import declarations, default_methods
-from flnl_bench.plots.style import COLOURS, MARKERS, plain
+from flnl_bench.plots.style import COLOURS, MARKERS, label_text
 
 
 def lines_of(axis) -> dict[str, np.ndarray]:
@@ -232,7 +232,7 @@ def test_names_are_harmless_and_in_the_legend(tmp_path, name, ending):
     write_curve(tmp_path, [1, 2], label=name, changed={"mu": 1.0}, hyperparameters={"mu": 1.0})
     figure = plots.curves(tmp_path)
     (shown,) = names_in(figure)
-    assert shown == plain(f"fedavg [{name}]")
+    assert shown == label_text(f"fedavg [{name}]")
     assert "\n" not in shown
     assert "\x1b" not in shown
     written = plots.save(figure, tmp_path / f"a.{ending}").read_bytes()

@@ -251,8 +251,8 @@ class Mute(Tracker):
 
     name, help = "mute", "nothing"
 
-    def start(self, run):
-        (run.folder / "new").mkdir()
+    def start(self, run, folder, rounds):
+        (folder / "new").mkdir()
 
 
 @pytest.mark.parametrize(

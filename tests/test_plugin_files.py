@@ -16,7 +16,7 @@ from flnl_bench import plugin_files, registry
 from flnl_bench.methods import default_methods
 from flnl_bench.results import provenance
 from flnl_bench.suite.grid import make_grid
-from flnl_bench.suite.scheduler import work, work_arguments
+from flnl_bench.suite.scheduler import run_planned, worker_arguments
 from flnl_bench.suite.suite_file import make_suite
 
 METHOD = '''
@@ -156,11 +156,11 @@ def test_a_suite_hands_the_files_to_workers_on_machines_that_do_not_know_them(tm
     small = {"rounds": 1, "clients": 4, "epochs": 1, "samples": 100}
     grid = {"methods": ["mine"], "settings": ["clean"], "training": small}
     (planned,) = make_grid(make_suite(grid), out=tmp_path / "runs")
-    arguments = work_arguments(planned, retry_failed=False)
+    arguments = worker_arguments(planned, retry_failed=False)
     assert arguments[2] == [tmp_path / "mine.py"]
     monkeypatch.setenv(plugin_files.VARIABLE, "")
-    assert "unknown method" in work(planned).error
-    assert work(*arguments).status == "done"
+    assert "unknown method" in run_planned(planned).error
+    assert run_planned(*arguments).status == "done"
 
 
 # -- the code of a run -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -109,16 +108,6 @@ def test_an_archive_that_is_damaged_is_one_line(content, shipped):
     [line] = done.errors
     assert "digits.zip is not a whole file" in line
     assert not list(shipped.glob("cache/flnl-bench/published/.*"))
-
-
-def test_folders_of_other_versions_are_removed_when_nobody_uses_them(shipped):
-    folder = archive.published_folder()
-    for name, age in (("used", 0), ("forgotten", archive.UNUSED + 60)):
-        folder.with_name(name).mkdir()
-        os.utime(folder.with_name(name), (time.time() - age,) * 2)
-    folder.rename(folder.with_name("other"))
-    assert archive.published_folder() == folder
-    assert {path.name for path in folder.parent.iterdir()} == {folder.name, "other", "used"}
 
 
 def test_runs_of_another_protocol_are_not_put_into_one_table(shipped):

@@ -23,6 +23,7 @@ from flnl_bench.results.run_record import (
     RunRecord,
     ScenarioFacts,
     parse_record,
+    read_last_round,
     read_record,
     summarise,
 )
@@ -237,16 +238,16 @@ def test_lines_that_are_not_rounds_are_refused(tmp_path, line):
         file.write(line + "\n")
     with pytest.raises(BadInput, match=r"rounds\.jsonl does not hold rounds of flnl-bench"):
         folder.read_rounds()
-    assert folder.last_round() is None
+    assert read_last_round(folder.path) is None
 
 
 def test_the_last_round_is_that_of_the_last_whole_line(tmp_path):
     folder = RunFolder(tmp_path)
-    assert folder.last_round() is None
+    assert read_last_round(folder.path) is None
     folder.rewrite_rounds(rounds(1.0, 2.0))
     with open(folder.rounds_file, "a") as file:
         file.write('{"round": 2')
-    assert folder.last_round()["round"] == 1
+    assert read_last_round(folder.path)["round"] == 1
 
 
 # -- many runs ---------------------------------------------------------------------------------------

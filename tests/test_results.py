@@ -64,8 +64,10 @@ def test_a_different_run_is_never_overwritten(theirs, tmp_path):
     before = [(path / "run.json").read_bytes() for path in (own, unfinished)]
     done = flnl("results", "import", file, "--out", tmp_path / "mine", "--json")
     assert done.json["not_imported"] == 2
-    assert f"flnl-bench: warning: not imported: {own}: a run with other numbers is there" in done.errors
-    assert any(f"{unfinished}: an unfinished or unreadable run is there" in line for line in done.errors)
+    assert f"flnl-bench: warning: not imported: {own}: the folder has a run with other numbers" in done.errors
+    assert any(
+        f"{unfinished}: the folder has an unfinished or unreadable run" in line for line in done.errors
+    )
     assert [(path / "run.json").read_bytes() for path in (own, unfinished)] == before
 
 
@@ -108,7 +110,7 @@ def test_an_export_of_incomplete_runs_alone_names_them_with_the_reason(tmp_path)
     done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "none.zip")
     assert (done.code, len(done.errors)) == (2, 1)
     told = "rounds.jsonl does not hold all rounds"
-    assert any(f"can be exported: {path}: {told}" in done.errors[0] for path in torn)
+    assert any(f"to export; {path}: {told}" in done.errors[0] for path in torn)
     assert done.errors[0].endswith(" (and 1 more)")
     assert not (tmp_path / "none.zip").exists()
 

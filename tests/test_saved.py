@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import flnl_bench as fb
 from flnl_bench.data import load_dataset
-from flnl_bench.running.saved import FILES, Keeper
+from flnl_bench.running.saved import WEIGHT_FILES, Keeper
 from flnl_bench.testing import toy_dataset
 
 
@@ -111,7 +111,7 @@ def test_the_best_weights_survive_a_stop_also_if_the_option_is_forgotten(tmp_pat
     command = tiny(tmp_path / "b", "--json")
     interrupted(stop, *command, "--save-model", monkeypatch=monkeypatch)
     resumed = Path(flnl(*command).json["run_dir"])
-    for name in FILES.values():
+    for name in WEIGHT_FILES.values():
         one, other = load_file(unbroken / name), load_file(resumed / name)
         assert all(torch.equal(one[key], other[key]) for key in one)
 
@@ -126,7 +126,7 @@ def keeper(folder, rounds=(), warn=pytest.fail):
 
 
 def value(folder, which="best"):
-    return load_file(folder / FILES[which])["w"].item()
+    return load_file(folder / WEIGHT_FILES[which])["w"].item()
 
 
 def test_only_better_rounds_replace_the_best_and_the_first_of_equals_stays(tmp_path):
@@ -227,7 +227,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         ("bad.toml", "[default]\nroundz = 1", "unknown key 'roundz'"),
         ("bad.toml", "base = 'quik'", "unknown preset 'quik'"),
         ("bad.toml", "base = 'quick'\n[default]\nrounds = 'many'", "default.rounds must be of type int"),
-        ("bad.toml", "[default]\nrounds = 3", "preset 'bad' does not say model, clients"),
+        ("bad.toml", "[default]\nrounds = 3", "preset 'bad' lacks model, clients"),
         (
             "bad.toml",
             "base = 'quick'\n[default]\nmethods.fedprox = { nu = 1 }",
@@ -251,7 +251,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         (
             "bad.toml",
             "base = 'quick'\n[datasets.digits]\nmethods.of-a-plugin = { mu = 3 }",
-            "the plugin of another has to be installed, or given with --plugin",
+            "install the plugin of the method, or name its file with --plugin",
         ),
         ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = 3", "methods in it one of tables"),
         (
@@ -353,7 +353,7 @@ def test_the_options_of_the_command_line_win_over_those_of_the_run_file(tmp_path
         ("metod = 'fedavg'", "unknown option 'metod' in"),
         ("method = ", "is not TOML"),
         ("setting = 'clean'", "missing option '--method'"),
-        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both there"),
+        ("method = 'fedavg'\nsetting = 'clean'\nseed = 1\nseeds = [2]", "seed and seeds are both given"),
         (
             "method = 'fedavg'\nrounds = 3\n[training]\nrounds = 4",
             "rounds is given twice, above and in [training]",

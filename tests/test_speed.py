@@ -10,11 +10,9 @@ from waits import Counter
 
 from benchmarks.speed import counts
 from benchmarks.speed.__main__ import main
-from benchmarks.speed.bare_loop import Limit
 from benchmarks.speed.growth import federation
-from benchmarks.speed.naive import Naive, average
-from benchmarks.speed.ours import Ours
-from benchmarks.speed.timing import best_seconds
+from benchmarks.speed.loops import Limit, Naive, Ours, average
+from benchmarks.speed.measuring import best_seconds
 from flnl_bench.testing.worlds import make_world, random_images
 
 
@@ -29,7 +27,7 @@ def test_every_loop_takes_the_same_steps(world, make):
     with pytest.MonkeyPatch.context() as patch:
         backward = torch.Tensor.backward
         patch.setattr(torch.Tensor, "backward", lambda loss: steps.append(1) or backward(loss))
-        loop.play()
+        loop.run_round()
     assert len(steps) == world.steps == 4
 
 
@@ -69,8 +67,8 @@ def test_repetitions_take_turns_and_the_shortest_counts():
 
         return run
 
-    plays = [play("a", [9, 3, 2]), play("b", [9, 4, 5])]
-    assert best_seconds(plays, repeats=2, clock=lambda: now[0]) == [2, 4]
+    calls = [play("a", [9, 3, 2]), play("b", [9, 4, 5])]
+    assert best_seconds(calls, repeats=2, clock=lambda: now[0]) == [2, 4]
     assert "".join(played) == "ababab"
 
 

@@ -11,16 +11,21 @@ from rich.console import Console
 from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
 from synthetic_runs import round_row, write_run
 
-from flnl_bench.cli.suite_view import live_table
+from flnl_bench.cli.suite import live_table
 from flnl_bench.data import DATASETS
 from flnl_bench.results.run_record import read_record
 from flnl_bench.running.options import RunOptions
-from flnl_bench.running.resolve import configure, prepare
-from flnl_bench.suite import estimate as estimates
-from flnl_bench.suite import ray as on_ray
-from flnl_bench.suite.grid import fedavg_samples, make_grid
-from flnl_bench.suite.progress import Progress, SuiteProgress, code_warnings
-from flnl_bench.suite.ray import capacity, cpus_of
+from flnl_bench.running.resolve import make_config, prepare
+from flnl_bench.suite import launchers
+from flnl_bench.suite.grid import make_grid
+from flnl_bench.suite.launchers import capacity, cpus_of
+from flnl_bench.suite.progress import (
+    Progress,
+    SuiteProgress,
+    code_warnings,
+    estimate_time,
+    fedavg_samples,
+)
 from flnl_bench.suite.suite_file import read_suite
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
@@ -150,7 +155,7 @@ def test_the_folder_of_a_run_is_known_without_its_data(tmp_path):
     for dataset in ("digits", f"npz:{tmp_path}/./own.npz"):
         training = {"model": "tiny-cnn", "clients": 2}
         options = RunOptions("fedgr/no-ema", "sym-1", dataset, "dir-1", training=training, device="cpu")
-        assert configure(options)[0] == prepare(options).config
+        assert make_config(options)[0] == prepare(options).config
 
 
 def test_the_cost_is_that_of_fedavg(tmp_path):
@@ -169,8 +174,8 @@ def _as_options(planned):
 
 # -- dry run -----------------------------------------------------------------------------------------
 def test_a_dry_run_prints_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("flnl_bench.suite.estimate.PROBE_SECONDS", 0.0)  # one step is enough here
-    monkeypatch.setattr("flnl_bench.suite.estimate.PROBE_BATCH", 2)
+    monkeypatch.setattr("flnl_bench.suite.progress.PROBE_SECONDS", 0.0)  # one step is enough here
+    monkeypatch.setattr("flnl_bench.suite.progress.PROBE_BATCH", 2)
     out = tmp_path / "runs"
     plan = flnl("suite", BENCHMARKS / "paper-cifar10.toml", "--dry-run", "--json", "--out", out).json
     assert plan["counts"] == {"done": 0, "running": 0, "waiting": 378, "failed": 0}
@@ -207,15 +212,15 @@ def test_the_live_table_fits_a_small_terminal(tmp_path):
 def test_the_time_of_a_suite_is_known_from_finished_runs(tmp_path):
     write_run(tmp_path, setting="clean", training={"rounds": 4})  # each of half a second
     plans = grid_of(GOOD + "[training]\nrounds = 8\n", tmp_path)
-    time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path, jobs=2)
+    time_left = estimate_time(SuiteProgress.of(plans), tmp_path, jobs=2)
     assert time_left.seconds == pytest.approx(4.0)
     assert time_left.source == f"1 finished run in {tmp_path}"
 
 
 def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(estimates, "_probe", lambda config: 0.001)
+    monkeypatch.setattr("flnl_bench.suite.progress._probe", lambda config: 0.001)
     plans = grid_of(GOOD + TINY, tmp_path)
-    time_left = estimates.estimate(SuiteProgress.of(plans), tmp_path / "none", jobs=2)
+    time_left = estimate_time(SuiteProgress.of(plans), tmp_path / "none", jobs=2)
     assert time_left.seconds == pytest.approx(0.001 * 2 * 2 * 50)  # rounds, clients, samples
     assert "probe" in time_left.source
 
@@ -264,9 +269,9 @@ class NoRay:
 
 def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_has_no_task(monkeypatch):
     ray, pauses = NoRay(), []
-    monkeypatch.setattr(on_ray, "_import_ray", lambda: ray)
-    monkeypatch.setattr(on_ray.time, "sleep", pauses.append)
-    launcher = on_ray.RayLauncher(1, cpus=2.0)
+    monkeypatch.setattr(launchers, "_import_optional", lambda *names: ray)
+    monkeypatch.setattr(launchers.time, "sleep", pauses.append)
+    launcher = launchers.RayLauncher(1, cpus=2.0)
     assert (ray.started["num_cpus"], ray.options["max_retries"], launcher.capacity) == (2, 0, 1)
     assert launcher.wait() == []
     assert pauses == [launcher.tick]

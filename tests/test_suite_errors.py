@@ -97,8 +97,7 @@ def test_a_missing_extra_is_named_with_its_installation(executor, module, tmp_pa
     done = flnl("suite", BENCHMARKS / "smoke.toml", "--executor", executor, "--out", tmp_path)
     assert done.code == 2
     assert done.errors == [
-        f"flnl-bench: --executor {executor} needs {'Ray' if module == 'ray' else module}: "
-        f"pip install 'flnl-bench[{executor}]'"
+        f"flnl-bench: --executor {executor} needs {module}: pip install 'flnl-bench[{executor}]'"
     ]
 
 

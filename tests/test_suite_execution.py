@@ -23,7 +23,7 @@ from flnl_bench.results.lock import claimed, owner
 from flnl_bench.running.resolve import prepare
 from flnl_bench.suite.grid import PlannedRun, make_grid
 from flnl_bench.suite.progress import progress_of
-from flnl_bench.suite.scheduler import CHANGED, WorkerReport, work, work_arguments
+from flnl_bench.suite.scheduler import CHANGED, WorkerReport, run_planned, worker_arguments
 from flnl_bench.suite.suite_file import read_suite
 
 SUITE = """
@@ -81,10 +81,10 @@ class Inline:
             time.sleep(self.tick)
             return []
         planned = self.queue.popleft()
-        return [(planned, self.work(*work_arguments(planned, self.retry_failed)))]
+        return [(planned, self.work(*worker_arguments(planned, self.retry_failed)))]
 
     def work(self, planned, retry_failed, plugin_files):
-        return work(planned, retry_failed, plugin_files)
+        return run_planned(planned, retry_failed, plugin_files)
 
     def stop(self):
         self.queue.clear()
@@ -93,7 +93,7 @@ class Inline:
 @pytest.fixture
 def inline(monkeypatch):
     """Let `suite` run in this process."""
-    monkeypatch.setattr("flnl_bench.suite.local.LocalLauncher", Inline)
+    monkeypatch.setattr("flnl_bench.suite.api.LocalLauncher", Inline)
 
 
 def all_rounds(out):
@@ -187,7 +187,7 @@ def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file,
 
 def test_a_suite_stops_on_a_signal_that_a_library_swallows(suite_file, tmp_path, inline, monkeypatch):
     def swallow(self, *arguments):
-        report = work(*arguments)
+        report = run_planned(*arguments)
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         return report
@@ -206,7 +206,7 @@ def counted(monkeypatch, suite_file, tmp_path, inline):
 
     def count(self, planned, *arguments):
         folders.append(planned.folder.path)
-        return work(planned, *arguments)
+        return run_planned(planned, *arguments)
 
     monkeypatch.setattr(Inline, "work", count)
     file = tmp_path / "some.toml"
@@ -342,14 +342,19 @@ def test_losses_with_a_new_round_in_between_are_not_counted_together(fragile, mo
     assert record["resumed"] == 4  # one loss after each round
 
 
-def test_a_run_whose_record_is_torn_fails_until_it_is_retried(suite_file, tmp_path):
+@pytest.mark.parametrize("retry", [False, True])
+@pytest.mark.parametrize(
+    ("text", "problem"), [('{"schema": 2, "stat', "torn"), ('{"schema": 3, "status": "done"}', "schema 3")]
+)
+def test_a_run_whose_record_cannot_be_read_fails_and_its_files_stay(
+    text, problem, retry, suite_file, tmp_path
+):
     planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
     planned.folder.create()
-    (planned.folder.path / "run.json").write_text('{"schema": 2, "stat')
+    (planned.folder.path / "run.json").write_text(text)
     assert progress_of(planned).status == "failed"
-    assert "run.json: torn" in work(planned).error
-    assert work(planned, retry_failed=True) == WorkerReport("done")
-    assert progress_of(planned).status == "done"
+    assert f"run.json: {problem}" in run_planned(planned, retry_failed=retry).error
+    assert (planned.folder.path / "run.json").read_text() == text
 
 
 def test_a_run_whose_checkpoint_is_torn_fails_until_it_is_retried(suite_file, tmp_path):
@@ -360,21 +365,21 @@ def test_a_run_whose_checkpoint_is_torn_fails_until_it_is_retried(suite_file, tm
     with pytest.raises(KeyboardInterrupt):
         prepare(planned.options).run(progress=stop)
     (planned.folder.checkpoint / "state.json").write_text("{")
-    assert work(planned).error.endswith("in a suite also with --retry-failed")
-    assert work(planned, retry_failed=True) == WorkerReport("done")
+    assert run_planned(planned).error.endswith("in a suite also with --retry-failed")
+    assert run_planned(planned, retry_failed=True) == WorkerReport("done")
 
 
 # -- workers of another version ----------------------------------------------------------------------
 def test_a_preset_that_changes_during_a_suite_does_not_mix_two_protocols(suite_file, tmp_path):
     planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
     options = dataclasses.replace(planned.options, training={**planned.options.training, "rounds": 3})
-    assert work(PlannedRun(options, planned.config)).error == CHANGED
+    assert run_planned(PlannedRun(options, planned.config)).error == CHANGED
     assert not list(tmp_path.rglob("run.json"))
 
 
 def test_a_worker_whose_version_gives_other_numbers_refuses_the_run(suite_file, tmp_path, monkeypatch):
     planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
-    arguments = pickle.dumps(work_arguments(planned, False))
+    arguments = pickle.dumps(worker_arguments(planned, False))
     monkeypatch.setattr("flnl_bench.config.NUMBERS_VERSION", -1)
-    assert work(*pickle.loads(arguments)).error == CHANGED
+    assert run_planned(*pickle.loads(arguments)).error == CHANGED
     assert not list(tmp_path.rglob("run.json"))

@@ -10,8 +10,7 @@ from command_line import flnl, interrupted, rounds_of, tiny
 
 import flnl_bench as fb
 from flnl_bench import plugin_files, registry
-from flnl_bench.running.tracking import Tracking
-from flnl_bench.trackers import TRACKERS, find_tracker, numbers
+from flnl_bench.trackers import TRACKERS, Tracking, find_tracker, numbers
 
 DIARY = '''
 from flnl_bench import Tracker

@@ -10,7 +10,7 @@ from flnl_bench.config import RunConfig
 from flnl_bench.methods import values_of
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.runner import Runner
-from flnl_bench.testing import TOY_DEVICES, TOY_TRAINING, toy_dataset, toy_scenario
+from flnl_bench.testing import CPU_ONLY, TOY_TRAINING, toy_dataset, toy_scenario
 
 
 def toy_config(method=None, rounds=3, **changes) -> RunConfig:
@@ -39,6 +39,6 @@ def toy_runner(out, method=None, scenario=None, **changes) -> Runner:
         method=method,
         dataset=toy_dataset(),
         scenario=scenario or toy_scenario(),
-        devices=TOY_DEVICES,
+        devices=CPU_ONLY,
         changed={},
     )

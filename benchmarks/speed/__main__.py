@@ -18,18 +18,18 @@ from rich.console import Console
 
 from benchmarks.speed.counts import counts
 from benchmarks.speed.growth import growth, long_runs, pools
+from benchmarks.speed.measuring import Table
 from benchmarks.speed.memory import client_memory, loop_memory
 from benchmarks.speed.profile import profile_round
 from benchmarks.speed.rates import rates
 from benchmarks.speed.start import start
-from benchmarks.speed.table import Table
 from flnl_bench.testing.worlds import SIZES
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "rates": lambda o: iter([rates(o.model, o.repeats)]),
     "counts": lambda o: iter([counts(o.model)]),
     "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory)),
-    "growth": lambda o: (table() for table in (lambda: growth(o.repeats), long_runs)),
+    "growth": lambda o: (growth(o.repeats) if short else long_runs() for short in (True, False)),
     "workers": lambda o: iter([pools(o.model, o.workers, o.repeats)]),
     "start": lambda o: iter([start(o.repeats)]),
     "profile": lambda o: iter([profile_round()]),
@@ -37,7 +37,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
 
 
 def options() -> argparse.Namespace:
-    """What was asked for on the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed",
         description=__doc__,
@@ -53,14 +53,14 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     """Measure and print."""
-    asked, console = options(), Console()
+    arguments, console = options(), Console()
     measured = {}
-    for part in asked.part:
-        for table in PARTS[part](asked):
+    for part in arguments.part:
+        for table in PARTS[part](arguments):
             measured[table.title] = table.rows
-            if not asked.json:
+            if not arguments.json:
                 console.print(table.printed())
-    if asked.json:
+    if arguments.json:
         print(json.dumps(measured, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""Counts what a loop would launch on a device, and the moments in which it would wait for it."""
+"""Count the kernels that a loop launches on a device, and the moments in which it waits for the device."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LAUNCHING_NOTHING = (
 )
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Counts operations that compute (not views), and those that need a value on the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.kernels = 0
         self.syncs = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
         masked = name in ("index", "index_put", "index_put_") and any(
@@ -54,14 +54,15 @@ class Counter(TorchDispatchMode):
         self.originals = {name: getattr(torch.Tensor, name) for name in LEAVING}
         for name, original in self.originals.items():
             setattr(torch.Tensor, name, self._counted(original))
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call, unused-ignore]
+        return self
 
     def __exit__(self, *error: Any) -> None:
         for name, original in self.originals.items():
             setattr(torch.Tensor, name, original)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call, unused-ignore]
 
-    def _counted(self, original: Callable) -> Callable:
+    def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self.syncs += 1
             return original(tensor, *args, **kwargs)

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.speed.bare_loop import Limit
 from benchmarks.speed.counting import Counter
-from benchmarks.speed.naive import Naive
-from benchmarks.speed.ours import Ours
-from benchmarks.speed.table import Table
+from benchmarks.speed.loops import Limit, Naive, Ours
+from benchmarks.speed.measuring import Table
 from flnl_bench.testing.worlds import World, rate_world
 
 
@@ -21,30 +19,30 @@ def naive(world: World) -> Naive:
 
 
 def counted(make: Callable[[World], Ours | Limit | Naive], world: World) -> np.ndarray:
-    """Kernels and syncs of one play."""
+    """Return the kernels and syncs of one round."""
     loop = make(world)
-    loop.play()
+    loop.run_round()
     with Counter() as counter:
-        loop.play()
+        loop.run_round()
     return np.array([counter.kernels, counter.syncs])
 
 
 def counts(models: Sequence[str]) -> Table:
-    """A round of one client with one epoch, and with two: the difference is the steps', the rest beside."""
-    table = Table("Kernels launched and host syncs, per step and in a round of one client beside its steps")
+    """Count a round of one client with one epoch, and with two: the difference is that of the steps."""
+    table = Table("Kernels launched and host syncs, per step and outside of the steps of a round")
     for model in models:
         once = rate_world(model, clients=1, epochs=1)
         twice = dataclasses.replace(once, training=dataclasses.replace(once.training, epochs=2))
         for name, make in (("engine", Ours), ("limit", Limit), ("naive", naive)):
             short, long = counted(make, once), counted(make, twice)
             step = (long - short) / (twice.steps - once.steps)
-            beside = short - step * once.steps
+            other = short - step * once.steps
             table.add(
                 model=model,
                 loop=name,
                 kernels_per_step=float(step[0]),
                 syncs_per_step=float(step[1]),
-                kernels_beside=round(beside[0]),
-                syncs_beside=round(beside[1]),
+                kernels_other=round(other[0]),
+                syncs_other=round(other[1]),
             )
     return table

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from benchmarks.speed.loops import start
+from benchmarks.speed.measuring import Table, best_seconds
 from benchmarks.speed.memory import MEBIBYTE, alone, peak_memory
-from benchmarks.speed.ours import start
-from benchmarks.speed.table import Table
-from benchmarks.speed.timing import best_seconds
 from flnl_bench.testing.worlds import World, make_world, random_images, rate_world
 
 BASE = {"sampled": 10, "samples": 64, "clients": 100}  # samples of each client
@@ -35,8 +34,8 @@ def growth(repeats: int) -> Table:
     return table
 
 
-def play_long(method: str) -> tuple[float, int]:
-    """Late rounds in units of early ones, and bytes by which the peak grew after the first rounds."""
+def compare_late_rounds(method: str) -> tuple[float, int]:
+    """Return late rounds in units of early ones, and the growth of the peak memory in bytes."""
     changes = {"warmup_share": 0} if method == "fedgr" else {}
     old, young = (start(federation(sampled=10, samples=64, clients=20), method, **changes) for _ in range(2))
     peaks = []
@@ -50,10 +49,10 @@ def play_long(method: str) -> tuple[float, int]:
 
 
 def long_runs() -> Table:
-    """Rounds do not become dearer, and nothing leaks."""
+    """Measure whether rounds become slower, and whether memory leaks."""
     table = Table(f"Rounds: CPU time after {ROUNDS} in units of that after {WARM}, interleaved")
     for method in ("fedavg", "fedgr"):
-        ratio, leaked = alone(play_long, method)
+        ratio, leaked = alone(compare_late_rounds, method)
         table.add(method=method, cost=ratio, peak_grew_by_mebibytes=leaked / MEBIBYTE)
     return table
 

@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.ours import start
+from benchmarks.speed.loops import start
+from benchmarks.speed.measuring import Table
 from benchmarks.speed.rates import LOOPS
-from benchmarks.speed.table import Table
 from flnl_bench.testing.worlds import make_world, random_images, rate_world
 
 MEBIBYTE = 1 << 20
@@ -30,23 +30,23 @@ def peak_memory() -> int:
 
 
 def alone(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns in a fresh process."""
-    # Not a Pool: it would wait for ever for a process that was killed, say for want of memory.
+    """Return the result of `work` in a new process."""
+    # Not a Pool, which waits forever for a process that was killed, as by a lack of memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 
 
-def play_loop(name: str, model: str) -> tuple[int, int]:
-    """Peak before and after two plays of a loop."""
+def loop_peaks(name: str, model: str) -> tuple[int, int]:
+    """Return the peak before and after two rounds of a loop."""
     world = rate_world(model)
     before = peak_memory()
     loop = LOOPS[name](world)
-    loop.play()
-    loop.play()
+    loop.run_round()
+    loop.run_round()
     return before, peak_memory()
 
 
-def play_clients(method: str, model: str, clients: int) -> tuple[int, int]:
+def client_peaks(method: str, model: str, clients: int) -> tuple[int, int]:
     """Peak before and after as many rounds of two clients, one batch each, as could visit all of them."""
     dataset = random_images(32 * clients, 3, 32)
     world = make_world(dataset, model, clients, epochs=1, fraction=2 / clients)
@@ -58,11 +58,11 @@ def play_clients(method: str, model: str, clients: int) -> tuple[int, int]:
 
 
 def loop_memory(models: Sequence[str]) -> Table:
-    """One row a model and loop."""
+    """Return one row per model and loop."""
     table = Table("Memory: peak in MiB, and what of it came after imports and data")
     for model in models:
         for name in LOOPS:
-            before, after = alone(play_loop, name, model)
+            before, after = alone(loop_peaks, name, model)
             table.add(model=model, loop=name, peak=after / MEBIBYTE, added=(after - before) / MEBIBYTE)
     return table
 
@@ -72,7 +72,7 @@ def client_memory(models: Sequence[str]) -> Table:
     table = Table("Memory in MiB added by K/2 rounds with two of K clients")
     for model in (model for model in models if model != "tiny-cnn"):
         for method in ("fedavg", "fedgr"):
-            few, many = (alone(play_clients, method, model, clients) for clients in (10, 100))
+            few, many = (alone(client_peaks, method, model, clients) for clients in (10, 100))
             added = [(after - before) / MEBIBYTE for before, after in (few, many)]
             table.add(model=model, method=method, of_10_clients=added[0], of_100_clients=added[1])
     return table

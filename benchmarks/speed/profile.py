@@ -21,7 +21,7 @@ from flnl_methods import fedgr
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.speed.table import Table
+from benchmarks.speed.measuring import Table
 from flnl_bench.api import Method
 from flnl_bench.config import RunConfig
 from flnl_bench.engine import client as local
@@ -31,7 +31,7 @@ from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.methods import values_of
-from flnl_bench.models.network import Network
+from flnl_bench.models.networks import Network
 from flnl_bench.running import runner
 from flnl_bench.running.options import RunOptions
 from flnl_bench.testing.worlds import SEED, make_world, random_images
@@ -65,7 +65,7 @@ def profile_round() -> Table:
     def look(row: Any) -> None:
         if row["round"] == 0:
             profiler.start()
-            whole.__enter__()
+            whole.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
         else:
             whole.__exit__(None, None, None)
             profiler.stop()
@@ -75,7 +75,8 @@ def profile_round() -> Table:
             for owner, name in places:
                 marks.enter_context(patch.object(owner, name, marked(part, getattr(owner, name))))
         fedgr_run(Path(folder)).run(progress=look)
-    return as_table(self_times(profiler.events() or ()))
+    events = profiler.events()  # type: ignore[no-untyped-call, unused-ignore]
+    return as_table(self_times(events or ()))
 
 
 def fedgr_run(folder: Path) -> runner.Runner:

@@ -8,10 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 
-from benchmarks.speed.bare_loop import Limit
-from benchmarks.speed.naive import Naive
-from benchmarks.speed.ours import Ours
-from benchmarks.speed.table import Table
+from benchmarks.speed.loops import Limit, Naive, Ours
+from benchmarks.speed.measuring import Table
 from flnl_bench.testing.worlds import World, rate_world
 
 LOOPS: Mapping[str, Callable[[World], Ours | Limit | Naive]] = {
@@ -26,18 +24,18 @@ def prepare(name: str, model: str) -> None:
     """Give this process its loop, warmed up."""
     global loop
     loop = LOOPS[name](rate_world(model))
-    loop.play()
+    loop.run_round()
 
 
 def timed() -> float:
-    """CPU seconds of one play in this process."""
+    """Return the CPU seconds of one round in this process."""
     start = time.process_time()
-    loop.play()
+    loop.run_round()
     return time.process_time() - start
 
 
 def rates(models: Sequence[str], repeats: int) -> Table:
-    """One row a model; every loop has a process of its own, since the engine sets up its process."""
+    """Return one row per model; every loop has a process of its own, since the engine sets up its process."""
     table = Table("Rates: images per second of CPU time, one core")
     for model in models:
         images, best = rate_world(model).images, dict.fromkeys(LOOPS, float("inf"))

@@ -1,4 +1,4 @@
-"""What a round of one method costs in rounds of another, measured side by side.
+"""The cost of a round of one method in rounds of another, measured side by side.
 
     python -m benchmarks.speed.round_cost fedgr fedavg/strong --dataset digits --rounds 10
 

@@ -8,8 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from benchmarks.speed.table import Table
-from benchmarks.speed.timing import best_seconds
+from benchmarks.speed.measuring import Table, best_seconds
 
 RUN = (
     "run --method fedavg --setting sym-1.0 --rounds 1 --epochs 1 --fraction 0.05 --device cpu --fresh --json"
@@ -38,8 +37,8 @@ def start(repeats: int) -> Table:
     """Every program against `import torch`, without which no step is taken."""
     table = Table("Start: CPU time of a whole program in units of `import torch`")
     with tempfile.TemporaryDirectory() as out:
-        plays = [program(code, out) for code in PROGRAMS.values()]
-        seconds = dict(zip(PROGRAMS, best_seconds(plays, repeats, children_seconds), strict=True))
+        calls = [program(code, out) for code in PROGRAMS.values()]
+        seconds = dict(zip(PROGRAMS, best_seconds(calls, repeats, children_seconds), strict=True))
     for name, spent in seconds.items():
         table.add(program=name, cost=spent / seconds["import torch"])
     return table

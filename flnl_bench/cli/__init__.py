@@ -18,7 +18,6 @@ from flnl_bench.cli import (
     observe,
     plot,
     plugin,
-    report,
     results,
     run,
     scenario,
@@ -38,7 +37,7 @@ app.command("list")(listing.list_names)
 app.command("show")(show.show_command)
 app.command("suite")(suite.suite_command)
 app.command("leaderboard")(leaderboard.leaderboard_command)
-app.command("report")(report.report_command)
+app.command("report")(results.report_command)
 app.command("plot")(plot.plot_command)
 app.command("compare")(compare.compare_command)
 app.command("doctor")(doctor.doctor_command)
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         warnings.showwarning = lambda message, *_, **__: note(f"warning: {' '.join(str(message).split())}")
         code = _execute(arguments)
         out.flush()
-        if out.error and not isinstance(out.error, BrokenPipeError):  # not `| head`, which wants no more
+        if out.error and not isinstance(out.error, BrokenPipeError):  # `| head` closes the pipe on purpose
             note(f"the output could not be printed: {one_line(out.error)}")
     sys.exit(code or (FAILED if out.error else 0))
 
@@ -128,6 +127,6 @@ def usage_line(error: typer.TyperException) -> str:
     near: Sequence[str] = getattr(error, "possibilities", None) or ()
     text = f"{error.message}; did you mean {near[0]}?" if near else error.format_message()
     text = text[:1].lower() + text[1:].rstrip(".").replace(". Did you mean", "; did you mean")
-    text = text.partition(", unable to parse")[0]  # pydantic says everything twice
+    text = text.partition(", unable to parse")[0]  # the rest repeats the message
     context: Any = getattr(error, "ctx", None)
     return f"{text} (see {context.command_path} --help)" if context else text

@@ -1,4 +1,4 @@
-"""Where text goes: results to stdout, everything else to stderr."""
+"""Output: results to stdout, progress and notes to stderr."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rich.text import Text
 from flnl_bench.atomic_files import json_text
 from flnl_bench.escaping import lines, terminal
 
-FACT = 9  # width of the names of facts, so that lists below each other line up
+FACT = 9  # width of the names of facts, so that several lists are aligned
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM in the middle of the work; says how to go on."""
+    """Ctrl-C or SIGTERM during a command; the message says how to resume."""
 
 
 class SafeConsole(Console):
-    """Texts from files and plugins cannot steer the terminal; a `Text` object is for its maker to check."""
+    """Escapes control characters in strings; code that makes a `Text` object escapes them itself."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text of a line or cell."""
+        """Return a line or cell as text."""
         return super().render_str(lines(text), **options)
 
 
 def stdout() -> Console:
-    """The console for results; what users named is printed as it is, but for control characters."""
+    """The console for results; names are printed unchanged, except for control characters."""
     return SafeConsole(highlight=False, markup=False, emoji=False)
 
 
@@ -45,82 +45,82 @@ def stderr() -> Console:
 
 
 def note(text: str) -> None:
-    """One line on stderr, whatever the width of the terminal."""
+    """Print one line on stderr, without wrapping."""
     print(f"flnl-bench: {terminal(text)}", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
-    """Lines on stdout, whatever the width of the terminal."""
+    """Print lines on stdout, without wrapping."""
     print(lines(text))
 
 
-def tell_problems() -> None:
-    """One line for each plugin that cannot be used."""
+def warn_plugins() -> None:
+    """Print a warning for each plugin that cannot be used."""
     from flnl_bench.methods import default_methods
 
     for problem in default_methods().problems:
         note(f"warning: {problem}")
 
 
-def waiting(what: str) -> contextlib.AbstractContextManager[object]:
-    """A spinner while libraries and data are loaded, if somebody is watching."""
+def waiting(activity: str) -> contextlib.AbstractContextManager[object]:
+    """Show a spinner in a terminal while libraries and data are loaded."""
     console = stderr()
-    return console.status(what) if console.is_terminal else contextlib.nullcontext()
+    return console.status(activity) if console.is_terminal else contextlib.nullcontext()
 
 
 def reporting() -> Callable[[str, int, int], None]:
-    """Progress as (what, done, total), which becomes one line on stderr every 5 %."""
-    told = (0, 0)
+    """Return a function of (what, done, total) that prints one line on stderr every 5 %."""
+    printed = (0, 0)
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal told
+        nonlocal printed
         step = 20 * done // total
-        if step and told != (step, total):
+        if step and printed != (step, total):
             note(f"{what}: {5 * step} % of {total}")
-        told = (step, total)
+        printed = (step, total)
 
     return report
 
 
 def print_json(value: Any) -> None:
-    """Exactly one JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(json_text(value, indent=2))
 
 
 def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """A plain table; the columns in `right` hold numbers."""
-    made = Table(
+    """Make a plain table; the columns in `right` are numbers."""
+    plain_table = Table(
         box=None, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
     )
     for name in columns:
-        number = name in right  # never parted from its unit
-        made.add_column(
+        number = name in right  # not wrapped: a number stays next to its unit
+        plain_table.add_column(
             name, justify="right" if number else "left", overflow="fold", header_style="dim", no_wrap=number
         )
-    return made
+    return plain_table
 
 
 def facts() -> Table:
-    """A list of facts: a name, then what is to be said about it."""
-    made = Table.grid(padding=(0, 2, 0, 0))
-    made.add_column(style="dim", no_wrap=True, min_width=FACT)
-    made.add_column(overflow="fold")
-    return made
+    """Make a table of names and facts."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True, min_width=FACT)
+    grid.add_column(overflow="fold")
+    return grid
 
 
 # -- numbers for people ------------------------------------------------------------------------------
 def percent(value: float | None, digits: int = 2) -> str:
-    """A number that is a percentage already, or a dash."""
+    """Write a percentage; a dash if it is None."""
     return "–" if value is None else f"{value:.{digits}f} %"
 
 
 def decimal(value: float | None, digits: int) -> str:
-    """A number, or a dash."""
+    """Write a number; a dash if it is None."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def amount(value: float, unit: str = "") -> str:
-    """A count in thousands, millions, …: 12.3 MB, 4.5 M."""
+def with_prefix(value: float, unit: str = "") -> str:
+    """Write a number with a metric prefix: 12.3 MB, 4.5 M."""
     prefixes = ("", "k", "M", "G", "T", "P")
     power = 0
     while abs(value) >= 1000 and power < len(prefixes) - 1:
@@ -130,7 +130,7 @@ def amount(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in the two largest units: 41 s, 3 min 5 s, 2 h 10 min."""
+    """Write a time span in its two largest units: 41 s, 3 min 5 s, 2 h 10 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     rounded = round(seconds)
@@ -145,27 +145,28 @@ Watch = Callable[[Mapping[str, Any]], None]  # called with each finished round
 
 
 class Show(Protocol):
-    """Shows a finished round; quietly, if it comes from a checkpoint."""
+    """Shows a finished round; `quiet` if it comes from a checkpoint."""
 
     def __call__(self, row: Mapping[str, Any], quiet: bool) -> None: ...
 
 
 class Pace:
-    """Time left, from the seconds of the latest rounds: right at once after a resume, too."""
+    """Estimates the time left from the seconds of the latest five rounds."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self.latest: deque[float] = deque(maxlen=5)
 
     def left(self, row: Mapping[str, Any]) -> float:
-        """Seconds until the last round is done."""
+        """Return the seconds until the last round ends."""
         self.latest.append(row["seconds"])
-        return (self.rounds - row["round"] - 1) * statistics.median(self.latest)
+        left: int = self.rounds - row["round"] - 1
+        return left * statistics.median(self.latest)
 
 
 @contextmanager
 def watching(label: str, rounds: int, done: int = 0) -> Iterator[Watch]:
-    """Show the rounds of one run; the `done` first of them come from a checkpoint."""
+    """Show the rounds of one run; the first `done` rounds come from a checkpoint."""
     console = stderr()
     with _bar(console, label, rounds) if console.is_terminal else _lines(label, rounds) as show:
 
@@ -198,7 +199,7 @@ def _bar(console: Console, label: str, rounds: int) -> Iterator[Show]:
 
 @contextmanager
 def _lines(label: str, rounds: int) -> Iterator[Show]:
-    """About ten lines a run."""
+    """Print about ten lines per run."""
     pace, every = Pace(rounds), math.ceil(rounds / 10)
 
     def show(row: Mapping[str, Any], quiet: bool) -> None:

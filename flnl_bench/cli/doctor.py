@@ -27,7 +27,7 @@ def doctor_command(
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder that runs would be written to.")] = RUNS,
     quick: Annotated[
-        bool, flag(FILES, "Without rates, compiling and a round of every method.", "--quick")
+        bool, flag(FILES, "Skip speed, compiling and the round of every method.", "--quick")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -57,7 +57,7 @@ def doctor_command(
 
 
 def print_table(findings: Mapping[str, CheckResult]) -> None:
-    """Print a row per check; the advice is below the result."""
+    """Print a row per check, with the advice below the result."""
     rows = table("check", "", "result → what to do")
     for column in rows.columns[:2]:
         column.no_wrap = True

@@ -86,9 +86,7 @@ def leaderboard_command(
         note(f"warning: {text}")
     if output is not None:
         write(output, chosen_format.write(board))
-    elif (
-        chosen_format.name == "table"
-    ):  # the only format that depends on the terminal: its width and its colours
+    elif chosen_format.name == "table":  # the only format that depends on the terminal's width and colours
         console = stdout()
         console.width = width_here()
         show(console, board.text_tables)
@@ -97,7 +95,7 @@ def leaderboard_command(
 
 
 def write(path: Path, text: str) -> None:
-    """Replace the file as a whole."""
+    """Write the file atomically."""
     from flnl_bench.atomic_files import replace_file
 
     if not path.parent.is_dir():

@@ -13,20 +13,20 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.results.run_record import STATUSES
+from flnl_bench.results.run_record import RUN_STATUSES
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
     from flnl_bench.registry import Registry
     from flnl_bench.results.run_record import RunRecord
 
-E = TypeVar("E")
+_Entry = TypeVar("_Entry")
 
 HASH = 16  # letters at the end of a folder's name
-Rows = list[dict[str, Any]]  # each with a name and a description
+_Rows = list[dict[str, Any]]  # each with a name and a description
 
 
-def methods() -> Rows:
+def _methods() -> _Rows:
     """Methods and variants, with their hyper-parameters."""
     from flnl_bench.methods import declaration, default_methods, variant_values
 
@@ -45,7 +45,7 @@ def methods() -> Rows:
     ]
 
 
-def datasets() -> Rows:
+def _datasets() -> _Rows:
     """Data sets and where they come from."""
     from flnl_bench.data import DATASETS
 
@@ -63,7 +63,7 @@ def datasets() -> Rows:
     ]
 
 
-def settings() -> Rows:
+def _settings() -> _Rows:
     """Forms of settings: the label noise."""
     from flnl_bench.scenario import NOISES
 
@@ -73,21 +73,21 @@ def settings() -> Rows:
     ]
 
 
-def partitions() -> Rows:
+def _partitions() -> _Rows:
     """Forms of partitions: who holds which images."""
     from flnl_bench.scenario import PARTITIONS
 
     return [_row(kind.form, kind.about, plugin) for kind, plugin in _entries(PARTITIONS)]
 
 
-def models() -> Rows:
+def _models() -> _Rows:
     """Networks."""
     from flnl_bench.models import MODELS
 
     return [_row(kind.name, kind.help, plugin) for kind, plugin in _entries(MODELS)]
 
 
-def presets() -> Rows:
+def _presets() -> _Rows:
     """Presets, with the protocol of each data set."""
     from flnl_bench.data import DATASETS
     from flnl_bench.running.presets import PRESETS, load_preset
@@ -107,15 +107,15 @@ def presets() -> Rows:
     ]
 
 
-def trackers() -> Rows:
-    """Where runs can be shown while they are played."""
+def _trackers() -> _Rows:
+    """Trackers, which show runs elsewhere while they run."""
     from flnl_bench.trackers import TRACKERS
 
     return [_row(tracker.name, tracker.help, plugin) for tracker, plugin in _entries(TRACKERS)]
 
 
-def plugins() -> Rows:
-    """Plugins: version, where each comes from, what it adds or why it cannot be used."""
+def _plugins() -> _Rows:
+    """Plugins: version, origin, and the entries of each, or why it cannot be used."""
     from flnl_bench.methods import default_methods
 
     registry = default_methods()
@@ -125,29 +125,35 @@ def plugins() -> Rows:
             kind: [name for name, origin in table.origin.items() if origin == plugin]
             for kind, table in registry.tables.items()
         }
-        told = [
+        entries = [
             f"{'' if kind == 'methods' else kind + ' '}{', '.join(names)}"
             for kind, names in added.items()
             if names
         ]
         failed = registry.failed.get(plugin)
-        what = f"not loaded: {failed}" if failed else "; ".join(told) or "nothing"
+        state = f"not loaded: {failed}" if failed else "; ".join(entries) or "nothing"
         origin = source.where if source.file else f"{source.owner} {source.version}".rstrip()
         about = {"distribution": source.owner, "version": source.version, "source": source.where}
         rows.append(
-            {"name": plugin, "description": f"from {origin}: {what}", "failed": failed, **about, **added}
+            {"name": plugin, "description": f"from {origin}: {state}", "failed": failed, **about, **added}
         )
     return rows
 
 
-KINDS: dict[str, Callable[[], Rows]] = {
-    each.__name__: each
-    for each in (methods, datasets, settings, partitions, models, presets, trackers, plugins)
+LISTS: dict[str, Callable[[], _Rows]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "settings": _settings,
+    "partitions": _partitions,
+    "models": _models,
+    "presets": _presets,
+    "trackers": _trackers,
+    "plugins": _plugins,
 }
 
 
-def _entries(table: Registry[E]) -> list[tuple[E, str]]:
-    """The entries of a kind, those of plugins too, with the plugin of each."""
+def _entries(table: Registry[_Entry]) -> list[tuple[_Entry, str]]:
+    """Return the entries of a kind, each with its plugin."""
     full = table.complete()
     return [(entry, full.origin[name]) for name, entry in full.items()]
 
@@ -157,7 +163,7 @@ def _row(name: str, description: str, plugin: str) -> dict[str, Any]:
 
 
 def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
-    """Type, default and range of each hyper-parameter; the range is a sentence, None if there is none."""
+    """Return type, default and range (a sentence or None) of each hyper-parameter."""
     from flnl_bench.methods import hyperparameters, kind_name, values_of
     from flnl_bench.ranges import ranges_of
 
@@ -172,7 +178,7 @@ def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar=f"[{'|'.join((*KINDS, 'runs'))}]",
+            metavar=f"[{'|'.join((*LISTS, 'runs'))}]",
             help="What to list.",
             show_default="every name",
         ),
@@ -190,7 +196,7 @@ def list_names(
         Path | None,
         options.option(options.ONLY, "DIR", "Results folder of the runs.", "--runs", default=str(RUNS)),
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
     """List methods, data sets, settings, partitions, models, presets, trackers and plugins; or runs."""
@@ -202,25 +208,25 @@ def list_names(
     given = [name for name, value in {**only, "status": status, "runs": folder}.items() if value]
     if given:
         raise BadInput(f"--{given[0]} chooses runs: `flnl-bench list runs --{given[0]} …`")
-    if kind is not None and kind not in KINDS:
-        raise unknown("kind", kind, (*KINDS, "runs"))
+    if kind is not None and kind not in LISTS:
+        raise unknown("kind", kind, (*LISTS, "runs"))
     options.use_plugins(plugin)
     from flnl_bench.registry import installed
 
-    found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
+    tables = {name: LISTS[name]() for name in ([kind] if kind else LISTS)}
     for problem in installed().problems:
         note(f"warning: {problem}")
     if as_json:
-        print_json(found)
+        print_json(tables)
         return
-    for number, (name, rows) in enumerate(found.items()):
+    for number, (name, rows) in enumerate(tables.items()):
         if number:
             print()
         print_rows(name, rows)
 
 
 def list_runs(folder: Path, status: Sequence[str], only: Mapping[str, Sequence[str]], as_json: bool) -> None:
-    """List the runs of a results folder: those with one of some statuses, or all."""
+    """List the runs of a results folder, or those with some statuses."""
     from flnl_bench.cli.results import warn_files
     from flnl_bench.leaderboards.comparability import chosen
     from flnl_bench.leaderboards.pandas_api import check_folder
@@ -247,22 +253,24 @@ def list_runs(folder: Path, status: Sequence[str], only: Mapping[str, Sequence[s
     console = stdout()
     console.width = width_here()
     console.print(shown)
-    note(f"{len(listed)} of {len(records)} runs below {folder}; {_how(folder)}")
+    # Only below results/runs is the end of a name enough.
+    takes = "the first column" if folder == RUNS else "their folders, which --json has"
+    note(f"{len(listed)} of {len(records)} runs below {folder}; `flnl-bench show` takes {takes}")
 
 
 def _having(records: Sequence[RunRecord], statuses: Sequence[str]) -> Sequence[RunRecord]:
     """Return the records with one of some statuses; all if none is given."""
     for status in statuses:
-        if status not in STATUSES:
-            raise unknown("status", status, STATUSES)
-    found = [record for record in records if record.status in statuses] if statuses else records
-    if not found:
+        if status not in RUN_STATUSES:
+            raise unknown("status", status, RUN_STATUSES)
+    selected = [record for record in records if record.status in statuses] if statuses else records
+    if not selected:
         raise BadInput(f"no run has the status {' or '.join(statuses)}")
-    return found
+    return selected
 
 
 def _run_row(record: RunRecord) -> dict[str, Any]:
-    """A run in a few values."""
+    """Return the values of a run that --json has."""
     return {
         **record.config.names,
         "status": record.status,
@@ -274,26 +282,19 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _how(folder: Path) -> str:
-    """How to look at one of the runs that are listed: only below results/runs is the end of a name enough."""
-    if folder == RUNS:
-        return "`flnl-bench show` takes the first column"
-    return "`flnl-bench show` takes their folders, which --json has"
-
-
-def print_rows(kind: str, rows: Rows) -> None:
-    """One table: a name, then what is to be said about it."""
-    made = table("name", "description", title=kind)
-    made.show_header = False
-    made.columns[0].min_width = 18  # the tables of all kinds line up
-    made.columns[0].no_wrap = True
+def print_rows(kind: str, rows: _Rows) -> None:
+    """Print a table of names and descriptions."""
+    rows_table = table("name", "description", title=kind)
+    rows_table.show_header = False
+    rows_table.columns[0].min_width = 18  # the tables of all kinds line up
+    rows_table.columns[0].no_wrap = True
     for row in rows:
-        made.add_row(row["name"], "\n".join(_lines(row)))
-    stdout().print(made)
+        rows_table.add_row(row["name"], "\n".join(_lines(row)))
+    stdout().print(rows_table)
 
 
 def _lines(row: Mapping[str, Any]) -> list[str]:
-    """What people read about one name; --json has more."""
+    """Return the description of a name as lines; --json has more."""
     titled = row.get("title", row["name"]) != row["name"]
     lines = [f"{row['title']}: {row['description']}" if titled else row["description"]]
     if row.get("source") and "failed" not in row:
@@ -305,14 +306,14 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
         lines.append(f"variants: {', '.join(row['variants'])}")
     known = row.get("hyperparameters", {})
     if known:
-        lines.append("--set: " + ", ".join(_setting(key, about) for key, about in known.items()))
+        lines.append(
+            "--set: "
+            + ", ".join(
+                f"{key}={about['default']}" + (f" ({about['range']})" if about["range"] else "")
+                for key, about in known.items()
+            )
+        )
     for name, values in row.get("variants", {}).items():
         own = ", ".join(f"{key}={value}" for key, value in values.items() if key not in known)
         lines += [f"{name} --set: {own}"] if own else []
     return lines
-
-
-def _setting(key: str, about: Mapping[str, Any]) -> str:
-    """A hyper-parameter with its default and range."""
-    allowed = f" ({about['range']})" if about["range"] else ""
-    return f"{key}={about['default']}{allowed}"

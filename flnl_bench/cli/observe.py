@@ -45,7 +45,7 @@ def axis(panel: str, metavar: str, text: str) -> Any:
 
 
 @observe_commands.command("memorization")
-def memorization(
+def memorization_command(
     preset: Annotated[
         str, option(PROTOCOL, "NAME", "quick (digits, minutes on a core) or paper.", "--preset")
     ] = "quick",
@@ -79,32 +79,19 @@ def memorization(
     as_json: options.Json = False,
 ) -> None:
     """Measure which models memorise wrong labels: a centralised one, the global one, the local ones."""
+    given = dict(locals())  # observe_memorization has arguments of the same names
+    for name in ("training", "seed", "output", "as_json"):
+        del given[name]
+    if rounds is None:
+        del given["rounds"]
+    changes = parse_training(training or [], given)
     draw = _drawing(output)
-    changes = parse_training(training or [], {"rounds": rounds, "clients": clients, "epochs": epochs})
-    if fraction and "fraction" in changes:
-        raise BadInput("--training fraction and --fraction are both given; use one of them")
     with waiting("preparing"):
         from flnl_bench.observations.memorization import observe_memorization
     try:
         with _showing_progress() as show:
             observation = observe_memorization(
-                preset,
-                dataset=dataset,
-                partition=partition,
-                setting=setting,
-                clients=clients,
-                fraction=fraction,
-                epochs=epochs,
-                seeds=seed or [1],
-                every=every,
-                device=device,
-                data_dir=data_dir,
-                out=out,
-                fresh=fresh,
-                progress=show,
-                loading=reporting(),
-                **({} if rounds is None else {"rounds": rounds}),
-                **changes,
+                **given, **changes, seeds=seed or [1], progress=show, loading=reporting()
             )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes after the finished cases") from None

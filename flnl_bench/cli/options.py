@@ -29,18 +29,18 @@ def flag(panel: str, text: str, name: str) -> Any:
     return typer.Option(name, help=text, rich_help_panel=panel, metavar="")
 
 
-Dataset = Annotated[
+DatasetName = Annotated[
     str | None, option(SCENARIO, "NAME", "Data set; `flnl-bench list datasets` shows all.", default="digits")
 ]
-Partition = Annotated[
+PartitionName = Annotated[
     str | None, option(SCENARIO, "NAME", "Who holds which images; `list partitions`.", default="iid")
 ]
-Setting = Annotated[
+SettingName = Annotated[
     str | None, option(SCENARIO, "NAME", "Label noise, as in sym-1.0; needed unless --scenario is given.")
 ]
 Clients = Annotated[int | None, option(SCENARIO, "K", "Number of clients.", default="preset")]
 Samples = Annotated[
-    int | None, option(SCENARIO, "N", "Train on a random subset of so many images.", default="preset")
+    int | None, option(SCENARIO, "N", "Number of train images: a random subset.", default="preset")
 ]
 Seed = Annotated[int | None, option(SCENARIO, "N", "Seed of all draws.", default="1", min=0)]
 ScenarioFile = Annotated[
@@ -50,7 +50,7 @@ ScenarioFile = Annotated[
 PresetName = Annotated[
     str, option(PROTOCOL, "NAME", "quick, paper or FILE.toml; `list presets`.", "--preset")
 ]
-Plugins = Annotated[
+PluginFiles = Annotated[
     list[Path] | None,
     option(
         METHOD, "FILE.py", "Use what this Python file adds; repeatable.", "--plugin", default="FLNL_PLUGINS"

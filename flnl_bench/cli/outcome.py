@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.cli.console import FACT, amount, duration, facts, percent, stdout, table
-from flnl_bench.config import NAMES
+from flnl_bench.cli.console import FACT, duration, facts, percent, stdout, table, with_prefix
+from flnl_bench.config import RUN_NAMES
 from flnl_bench.results.archive import published_record
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 from flnl_bench.results.statistics import mean_std
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
-SHARED = [name for name in NAMES if name != "seed"]
+SHARED = [name for name in RUN_NAMES if name != "seed"]
 
 
 def as_object(record: RunRecord) -> dict[str, Any]:
-    """One finished run as one flat JSON object."""
+    """Return one finished run as a flat JSON object."""
     assert record.summary is not None
     summary, published = dataclasses.asdict(record.summary), published_record(record)
     return {
@@ -33,7 +33,7 @@ def as_object(record: RunRecord) -> dict[str, Any]:
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several seeds as one object: means, sample standard deviations (ddof 1) and the runs."""
+    """Return several seeds as one object: means, sample standard deviations (ddof 1) and the runs."""
     together: dict[str, Any] = {name: runs[0][name] for name in (*SHARED, "rounds")}
     together["seeds"] = [run["seed"] for run in runs]
     for metric in METRICS:
@@ -43,7 +43,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 # -- for people --------------------------------------------------------------------------------------
 def scenario_line(scenario: ScenarioFacts) -> str:
-    """The federation that the method met."""
+    """Describe a scenario in one line."""
     ratio = scenario.noise_ratio
     noise = "unknown" if ratio is None else f"{100 * ratio:.1f} %"
     return (
@@ -52,46 +52,41 @@ def scenario_line(scenario: ScenarioFacts) -> str:
 
 
 def cost_line(summary: Summary) -> str:
-    """The cost of a run, summed over its rounds; a pass is one sample through the network."""
+    """Describe the cost of a run; a pass is one sample through the network."""
     return (
-        f"{amount(summary.bytes_down, 'B')} down, {amount(summary.bytes_up, 'B')} up, "
-        f"{amount(summary.forward)} forward, {amount(summary.backward)} backward passes"
-        + "".join(f", {value} {name}" for name, value in work(summary).items() if value)
+        f"{with_prefix(summary.bytes_down, 'B')} down, {with_prefix(summary.bytes_up, 'B')} up, "
+        f"{with_prefix(summary.forward)} forward, {with_prefix(summary.backward)} backward passes"
+        + "".join(f", {summary.counts[name]} {words}" for name, words in WORK.items() if summary.counts[name])
     )
 
 
-def work(summary: Summary) -> dict[str, int]:
-    """Mixtures and neighbour searches of a run."""
-    return {words: summary.counts[name] for name, words in WORK.items()}
-
-
 def best_round(number: int | None) -> str:
-    """The best round as people count, from one."""
+    """Write the number of the best round, counted from one."""
     return "–" if number is None else str(number + 1)
 
 
 def divergence(summary: Summary | None) -> str | None:
-    """The round from which on the loss is not finite, in words; None if the run did not diverge."""
+    """Return a warning if the run diverged."""
     first = summary.diverged if summary else None
     return None if first is None else f"the loss is not finite from round {first + 1} on"
 
 
 def published_line(record: RunRecord) -> str | None:
-    """Compare with the published run of the same configuration, in words; None if there is none."""
+    """Compare with the published run of the same configuration; None if there is no such run."""
     other, ours = published_record(record), record.summary
     if other is None or ours is None or record.status != "done":
         return None
     theirs = other.result()
     if all(getattr(theirs, metric) == getattr(ours, metric) for metric in METRICS):
         return f"{percent(theirs.last10)}  the same, to the last digit"
-    made, here = _made_by(other), _made_by(record)
-    why = [f"{name} ({made[name]}, here {here[name]})" for name in made if made[name] != here[name]]
-    told = f"may be because of {', '.join(why)}" if why else "nothing that is recorded explains it"
-    return f"{percent(theirs.last10)}  not the same; {told}"
+    there, here = _made_by(other), _made_by(record)
+    causes = [f"{name} ({there[name]}, here {here[name]})" for name in there if there[name] != here[name]]
+    reason = f"may be because of {', '.join(causes)}" if causes else "nothing that is recorded explains it"
+    return f"{percent(theirs.last10)}  not the same; {reason}"
 
 
 def _made_by(record: RunRecord) -> dict[str, str]:
-    """The facts that the last digits depend on, over all parts of a resumed run."""
+    """Return the facts that the last digits depend on, of all parts of a resumed run."""
     parts = (record.provenance, *record.earlier)
     known = {
         "the CPU": [part.get("instructions") for part in parts],
@@ -99,12 +94,13 @@ def _made_by(record: RunRecord) -> dict[str, str]:
         "the code of the method": record.code.get("method", ()),
     }
     return {
-        name: ", ".join(sorted({str(one) for one in of if one})) or "unknown" for name, of in known.items()
+        name: ", ".join(sorted({str(value) for value in values if value})) or "unknown"
+        for name, values in known.items()
     }
 
 
 def memorised(row: Mapping[str, Any]) -> float | None:
-    """The share of wrong labels that the global model predicts after a round; None if not known."""
+    """Return the percentage of wrong labels that the global model predicts; None if it is unknown."""
     return (row.get("diagnostics") or {}).get("memorised")
 
 
@@ -122,8 +118,8 @@ def print_run(record: RunRecord) -> None:
     lines.add_row(
         "best", f"{percent(summary.best)}  in round {best_round(summary.best_round)} of {summary.rounds}"
     )
-    if told := published_line(record):
-        lines.add_row("published", told)
+    if published := published_line(record):
+        lines.add_row("published", published)
     at_best, at_end = memorised(rows[summary.best_round or 0]), memorised(rows[-1])
     if at_end is not None:
         lines.add_row(
@@ -137,7 +133,7 @@ def print_run(record: RunRecord) -> None:
 
 
 def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
-    """The table of several seeds."""
+    """Print a table of several seeds."""
     console, together = stdout(), over_seeds(runs)
     numbers = ("last-10", "best", "in round", "time")
     rows = table("seed", *numbers, "scenario", right=numbers)
@@ -157,16 +153,16 @@ def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
     console.print(rows)
     console.print("std: sample standard deviation over the seeds (ddof 1)", style="dim")
     if any(run["published"] is not None for run in runs):
-        told = [
+        texts = [
             percent(run["published"]) + " (the same)" * (run["published"] == run["last10"]) for run in runs
         ]
-        console.print(f"last-10 as published: {', '.join(told)}")
+        console.print(f"last-10 as published: {', '.join(texts)}")
     folder = runs[0]["run_dir"]
     print_paths(files=str(Path(folder).parent), next=f"flnl-bench show {shlex.quote(folder)}")
 
 
 def print_paths(**lines: str) -> None:
-    """Lines to copy: never broken by us, whatever the width."""
+    """Print lines to copy, without wrapping."""
     for name, text in lines.items():
         stdout().print(f"{name:<{FACT}}  {text}", soft_wrap=True)
 

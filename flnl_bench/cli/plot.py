@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,16 +79,5 @@ def plot_command(
         for name in given.keys() - inspect.signature(draw).parameters:
             raise BadInput(f"--{name} is not an option of {kind} plots")
         filters = {name: values for name, values in names.items() if values}
-        figure = with_notes(lambda: draw(source or [RUNS], **given, **filters))
-        plots.save(figure, output)
+        plots.save(draw(source or [RUNS], **given, **filters), output)
     note(f"wrote {output}")
-
-
-def with_notes(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`, and print its warnings as one line each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = work()
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        note(f"warning: {' '.join(text.split())}")
-    return result

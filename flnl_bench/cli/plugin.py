@@ -49,7 +49,7 @@ def check(
             show_default="all plugins but our own",
         ),
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
     """Check what plugins add: is it declared, repeatable, resumable, blind to true labels, …
@@ -94,7 +94,7 @@ def select_entries(registry: Methods, what: str | None) -> tuple[list[str], list
         for name in table
     ]
     if what is not None and not what.endswith(".py"):
-        named = [each for each in everything if each[2].name == what]
+        named = [item for item in everything if item[2].name == what]
         if named:
             return [], named
         if what not in registry.sources:
@@ -108,7 +108,7 @@ def select_entries(registry: Methods, what: str | None) -> tuple[list[str], list
         plugins = [name for name, source in registry.sources.items() if source.owner != OWN_DISTRIBUTION]
         if not plugins:
             raise BadInput("there is no plugin but our own; name a FILE.py, or an entry such as fedavg")
-    return plugins, [each for each in everything if each[1].origin[each[2].name] in plugins]
+    return plugins, [item for item in everything if item[1].origin[item[2].name] in plugins]
 
 
 def _examined(entry: Any, quiet: bool) -> Iterator[Finding]:

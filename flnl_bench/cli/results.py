@@ -1,4 +1,4 @@
-"""`flnl-bench results`: send finished runs to others, and merge theirs with one's own."""
+"""`flnl-bench results` and `report`: archives of finished runs, and a static site of a results folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import note, print_json, say
+from flnl_bench.cli.console import note, print_json, say, waiting
 from flnl_bench.cli.options import option
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
 
-NAMED = 20  # so many files are named in warnings; a thousand lines would hide the first
+NAMED = 20  # files that are named in warnings, at most
 
 results_commands = typer.Typer(help="Export finished runs into one file, or import such a file.")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Results folder.")]
@@ -53,26 +53,45 @@ def import_results(
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
     from flnl_bench.results.archive import import_runs
 
-    done = import_runs(file, out)
-    warn_files(done.kept, "not imported: ")
-    counts = {"imported": len(done.runs), "already_there": done.there, "not_imported": len(done.kept)}
+    imported = import_runs(file, out)
+    warn_files(imported.refused, "not imported: ")
+    counts = {
+        "imported": len(imported.runs),
+        "already_there": imported.duplicates,
+        "not_imported": len(imported.refused),
+    }
     if as_json:
         print_json({"file": str(file), "out": str(out), **counts})
     else:
         say(f"{out}: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
 
 
-def note_unfinished(counts: Mapping[str, int], what: str) -> None:
-    """One line about runs that are not done: those that failed are not those that may go on."""
+def note_unfinished(counts: Mapping[str, int], action: str) -> None:
+    """Print the numbers of runs that are not done, by status."""
     if counts:
-        names = {"running": "running or killed"}  # a run that was killed cannot say so
+        names = {"running": "running or killed"}  # a killed run cannot change its status
         texts = [f"{count} {names.get(status, status)}" for status, count in sorted(counts.items())]
-        note(f"runs that are not {what}: {', '.join(texts)}")
+        note(f"runs that are not {action}: {', '.join(texts)}")
 
 
 def warn_files(problems: Mapping[Path, str], before: str = "not counted: ") -> None:
-    """Name files that do not take part, each with its reason."""
+    """Print a warning for each file that is left out, with the reason."""
     for path, why in list(problems.items())[:NAMED]:
         note(f"warning: {before}{path}: {why}")
     if len(problems) > NAMED:
         note(f"warning: {before}{len(problems) - NAMED} more files")
+
+
+def report_command(
+    output: Annotated[
+        Path,
+        option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o"),
+    ],
+    folder: Folder = RUNS,
+) -> None:
+    """Make a static site of all finished runs: leaderboard, methods, runs, comparisons, cost."""
+    from flnl_bench.report.site import write_report
+
+    with waiting("writing the report"):
+        first = write_report(folder, output)
+    print(first)

@@ -17,8 +17,8 @@ from flnl_bench.cli.console import (
     note,
     print_json,
     reporting,
-    tell_problems,
     waiting,
+    warn_plugins,
     watching,
 )
 from flnl_bench.cli.options import (
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from flnl_bench.running.runner import Runner
 
 
-def protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
-    """An option that changes the preset's protocol."""
+def _protocol(metavar: str, text: str, *names: str, default: str = "preset") -> Any:
+    """Declare an option that changes the preset's protocol."""
     return option(PROTOCOL, metavar, text, *names, default=default)
 
 
@@ -56,13 +56,13 @@ def run_command(
     method: Annotated[
         str | None, option(METHOD, "NAME", "Method or variant; `flnl-bench list methods` shows all.")
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     set: Annotated[
         list[str] | None, option(METHOD, "KEY=VALUE", "Change a hyper-parameter; repeatable.", "--set")
     ] = None,
-    setting: options.Setting = None,
-    dataset: options.Dataset = None,
-    partition: options.Partition = None,
+    setting: options.SettingName = None,
+    dataset: options.DatasetName = None,
+    partition: options.PartitionName = None,
     clients: options.Clients = None,
     samples: options.Samples = None,
     seed: options.Seed = None,
@@ -72,25 +72,25 @@ def run_command(
     ] = None,
     scenario: options.ScenarioFile = None,
     preset: Annotated[
-        str | None, protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
+        str | None, _protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
     ] = None,
-    rounds: Annotated[int | None, protocol("N", "Rounds.")] = None,
-    fraction: Annotated[float | None, protocol("F", "Share of the clients per round.")] = None,
-    epochs: Annotated[int | None, protocol("E", "Local epochs.")] = None,
-    batch_size: Annotated[int | None, protocol("B", "Local batch size.")] = None,
-    lr: Annotated[float | None, protocol("X", "Local learning rate.")] = None,
-    model: Annotated[str | None, protocol("NAME", "Network; `list models`.")] = None,
-    norm: Annotated[str | None, protocol("NAME", "Normalisation: batch or group.")] = None,
+    rounds: Annotated[int | None, _protocol("N", "Rounds.")] = None,
+    fraction: Annotated[float | None, _protocol("F", "Share of the clients per round.")] = None,
+    epochs: Annotated[int | None, _protocol("E", "Local epochs.")] = None,
+    batch_size: Annotated[int | None, _protocol("B", "Local batch size.")] = None,
+    lr: Annotated[float | None, _protocol("X", "Local learning rate.")] = None,
+    model: Annotated[str | None, _protocol("NAME", "Network; `list models`.")] = None,
+    norm: Annotated[str | None, _protocol("NAME", "Normalisation: batch or group.")] = None,
     pretrained: Annotated[
-        bool | None, protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")
+        bool | None, _protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")
     ] = None,
-    precision: Annotated[str | None, protocol("NAME", "float32, tf32 or bfloat16.")] = None,
+    precision: Annotated[str | None, _protocol("NAME", "float32, tf32 or bfloat16.")] = None,
     compile: Annotated[
-        str | None, protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
+        str | None, _protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
     ] = None,
     training: Annotated[
         list[str] | None,
-        protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),
+        _protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),
     ] = None,
     device: Annotated[str | None, option(DEVICES, "NAME", "auto, cpu, cuda or mps.", default="auto")] = None,
     devices: Annotated[
@@ -124,7 +124,7 @@ def run_command(
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
-            results = [carry_out(runner, fresh) for runner in prepare(chosen or [1], asked, file)]
+            results = [carry_out(runner, fresh) for runner in _prepare(chosen or [1], asked, file)]
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise
@@ -147,20 +147,23 @@ def with_file(
 ) -> tuple[dict[str, Any], list[int] | None]:
     """Merge a run file with the options of the command line, which win."""
     given = {name: value for name, value in given.items() if value is not None}
-    if not given["save_model"]:  # a switch that is off says nothing
+    if not given["save_model"]:  # the switch was not given
         del given["save_model"]
     read: dict[str, Any] = {}
     if file is not None:
+        from flnl_bench.running.options import SCENARIO_OPTIONS
         from flnl_bench.running.run_file import read_run_file
 
         read = read_run_file(file)
-        one, several = read.pop("seed", None), read.pop("seeds", None)
-        if one is not None and several is not None:
-            raise BadInput(f"{file}: seed and seeds are both there; use one of them")
-        seeds = seeds or ([one] if one is not None else several)
+        seed, several = read.pop("seed", None), read.pop("seeds", None)
+        if seed is not None and several is not None:
+            raise BadInput(f"{file}: seed and seeds are both given; use one of them")
+        seeds = seeds or (several if seed is None else [seed])
         given["set"] = {**read.get("set", {}), **given["set"]}
-        if given.keys() & {"setting", "dataset", "partition", "clients", "samples"}:
+        if given.keys() & {*SCENARIO_OPTIONS}:
             read.pop("scenario", None)
+        if "scenario" in given:
+            read = {name: value for name, value in read.items() if name not in SCENARIO_OPTIONS}
         given["plugin"] = [*read.pop("plugin", []), *given.get("plugin", [])]
     if "method" not in (asked := {**read, **given}):
         raise BadInput("missing option '--method', or a run file that has it (see flnl-bench run --help)")
@@ -168,7 +171,7 @@ def with_file(
 
 
 def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
-    """Show an author where a method has failed."""
+    """Show the traceback of a method that failed, or open a debugger there."""
     cause = error.__cause__
     assert cause is not None
     if debug or pdb:
@@ -179,12 +182,12 @@ def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
         debugger.post_mortem(cause.__traceback__)
 
 
-def prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Runner]:
+def _prepare(seeds: list[int], asked: dict[str, Any], file: Path | None) -> list[Runner]:
     """Prepare the runs of all seeds before anything is written; errors name the run file, if there is one."""
     with waiting("preparing"):
         from flnl_bench.running.api import prepare_seeds
 
-        tell_problems()
+        warn_plugins()
         try:
             runners = prepare_seeds(seeds, asked, dashes="--", loading=reporting())
         except BadInput as error:
@@ -201,7 +204,7 @@ def carry_out(runner: Runner, fresh: bool) -> RunRecord:
     config = runner.config
     done = 0 if fresh else runner.checkpoint.finished_rounds
     if not fresh and runner.finished():
-        note(f"found finished in {runner.folder.path} (use --fresh to run it again)")
+        note(f"found finished in {runner.folder.path} (--fresh runs it again)")
     for text in () if fresh else runner.notes():
         note(f"warning: {text}")
     try:

@@ -1,7 +1,8 @@
-"""`flnl-bench scenario`: show a federation before training, and export it for other programs."""
+"""`flnl-bench scenario`: show a scenario, or export it for other programs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,33 +22,22 @@ scenario_commands = typer.Typer(
 
 @scenario_commands.command("show")
 def show_scenario(
-    setting: options.Setting = None,
-    dataset: options.Dataset = None,
-    partition: options.Partition = None,
+    setting: options.SettingName = None,
+    dataset: options.DatasetName = None,
+    partition: options.PartitionName = None,
     clients: options.Clients = None,
     samples: options.Samples = None,
     seed: options.Seed = None,
     file: options.ScenarioFile = None,
     preset: options.PresetName = "quick",
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Print a table of the clients: size, classes, noise type, nominal and realised noise ratio."""
+    scenario = _scenario(dict(locals()), file)
     from flnl_bench.scenario import client_table, scenario_summary
 
-    options.use_plugins(plugin)
-    scenario = _scenario(
-        file,
-        preset,
-        data_dir,
-        setting=setting,
-        dataset=dataset,
-        partition=partition,
-        clients=clients,
-        samples=samples,
-        seed=seed,
-    )
     if as_json:
         print_json({**scenario_summary(scenario), "per_client": client_table(scenario)})
     else:
@@ -62,32 +52,21 @@ def export(
             options.FILES, "FILE", "Write FILE.npz (everything) and FILE.json (for people).", "--output", "-o"
         ),
     ],
-    setting: options.Setting = None,
-    dataset: options.Dataset = None,
-    partition: options.Partition = None,
+    setting: options.SettingName = None,
+    dataset: options.DatasetName = None,
+    partition: options.PartitionName = None,
     clients: options.Clients = None,
     samples: options.Samples = None,
     seed: options.Seed = None,
     preset: options.PresetName = "quick",
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a scenario as npz and json, for `run --scenario` and for other code bases."""
+    scenario = _scenario(dict(locals()))
     from flnl_bench.scenario import save_scenario, scenario_summary
 
-    options.use_plugins(plugin)
-    scenario = _scenario(
-        None,
-        preset,
-        data_dir,
-        setting=setting,
-        dataset=dataset,
-        partition=partition,
-        clients=clients,
-        samples=samples,
-        seed=seed,
-    )
     paths = [str(path) for path in save_scenario(scenario, output)]
     if as_json:
         print_json({**scenario_summary(scenario), "files": paths})
@@ -96,21 +75,24 @@ def export(
     say(f"fingerprint {scenario.fingerprint}")
 
 
-def _scenario(file: Path | None, preset: str, data_dir: Path | None, **options_given: Any) -> Scenario:
+def _scenario(arguments: Mapping[str, Any], file: Path | None = None) -> Scenario:
     """Load the scenario of a file, or draw the scenario that `run` would draw from the same options."""
     from flnl_bench.running.api import make_scenario
     from flnl_bench.running.options import check_source
     from flnl_bench.scenario import load_scenario
 
-    check_source({**options_given, "scenario": file}, "--")
+    options.use_plugins(arguments["plugin"])
+    names = ("setting", "dataset", "partition", "clients", "samples", "seed")
+    given = {name: arguments[name] for name in names if arguments[name] is not None}
+    check_source({**given, "scenario": file}, "--")
     if file is not None:
         return load_scenario(file)
-    given = {name: value for name, value in options_given.items() if value is not None}
+    preset, data_dir = arguments["preset"], arguments["data_dir"]
     return make_scenario(**given, preset=preset, data_dir=data_dir, loading=reporting())
 
 
 def print_scenario(scenario: Scenario) -> None:
-    """Print all clients, and a line about the whole scenario."""
+    """Print a table of the clients, and the totals."""
     from flnl_bench.scenario import client_table, scenario_summary
 
     numbers = ("client", "size", "classes", "nominal", "realised")
@@ -123,11 +105,7 @@ def print_scenario(scenario: Scenario) -> None:
         f"{about['dataset']} · {about['partition']} · {about['setting']} · seed {about['seed']}", style="bold"
     )
     console.print(rows)
-    sizes = (
-        f"{about['smallest']}"
-        if about["smallest"] == about["largest"]
-        else f"{about['smallest']}-{about['largest']}"
-    )
+    sizes = "-".join(str(size) for size in dict.fromkeys((about["smallest"], about["largest"])))
     is_open = f" ({_ratio(about['realised_open'])} open)" if "realised_open" in about else ""
     console.print(
         f"{about['clients']} clients ({about['noisy_clients']} noisy), {about['images']} images "

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout
+from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout, table
 from flnl_bench.cli.outcome import (
     best_round,
     cost_line,
@@ -20,26 +21,29 @@ from flnl_bench.cli.outcome import (
     published_line,
     scenario_line,
 )
-from flnl_bench.cli.preset import show_preset
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.classes import class_recall
+from flnl_bench.leaderboards.metrics import class_recall
 from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
+
+if TYPE_CHECKING:
+    from flnl_bench.methods import Methods
+    from flnl_bench.running.presets import Preset
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def squeeze(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` values: means of equal stretches of the curve."""
+    """Return at most `width` values: means of equal parts of the curve."""
     if len(values) <= width:
         return list(values)
     ends = [round(i * len(values) / width) for i in range(width + 1)]
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(ends)]
 
 
-def bars(values: Sequence[float], height: int) -> list[str]:
-    """The curve as columns of blocks that stand on zero, the top line first."""
-    scale = 8 * height / (max(values) or 1.0)
+def bars(values: Sequence[float], height: int, top: float = 0.0) -> list[str]:
+    """Return the curve as lines of blocks, the top line first."""
+    scale = 8 * height / (top or max(values) or 1.0)
     filled = [round(scale * value) for value in values]
     return [
         "".join(BLOCKS[min(8, max(0, level - 8 * line))] for level in filled)
@@ -48,7 +52,7 @@ def bars(values: Sequence[float], height: int) -> list[str]:
 
 
 def plot(values: Sequence[float], width: int, height: int = 6) -> list[str]:
-    """A small plot of percentages over rounds, from zero to its highest value."""
+    """Return the lines of a small plot of percentages over rounds."""
     shown = squeeze(values, width - 10)
     stretched = [value for value in shown for _ in range(max(1, min(3, (width - 10) // len(shown))))]
     lines = bars(stretched, height)
@@ -75,11 +79,11 @@ def show_command(
         str | None,
         typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, paper or a file."),
     ] = None,
-    dataset: options.Dataset = None,
+    dataset: options.DatasetName = None,
     method: Annotated[
         str | None, options.option(options.METHOD, "NAME", "With `preset`: only this method.")
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
     """Show one run: configuration, curve, diagnostics, cost and provenance.
@@ -95,7 +99,7 @@ def show_command(
     if extra := preset or dataset or method or plugin:
         raise BadInput(f"{extra}: only of a preset, as in `flnl-bench show preset quick --dataset digits`")
     record = find_run(run)
-    rows = rounds_of(record)
+    rows = rounds_to_show(record)
     if as_json:
         print_json({"run_dir": str(record.folder), **record.as_dict(), "rounds": rows})
     else:
@@ -122,16 +126,16 @@ def find_folder(name: str) -> Path:
     if path.exists():
         raise BadInput(f"{path} is not a run: it has no run.json")
     ending = path.as_posix()
-    found = sorted(file.parent for file in RUNS.rglob("run.json") if file.parent.as_posix().endswith(ending))
-    if not found:
-        raise BadInput(f"there is no run {name!r}: neither that path nor one below {RUNS} that ends so")
-    if len(found) > 1:
-        raise BadInput(f"{len(found)} runs end in {name!r}: {', '.join(map(str, found))}")
-    return found[0]
+    folders = sorted(file.parent for file in RUNS.rglob(RUN_FILE) if file.parent.as_posix().endswith(ending))
+    if not folders:
+        raise BadInput(f"there is no run {name!r}: neither this path nor a path below {RUNS} that ends so")
+    if len(folders) > 1:
+        raise BadInput(f"{len(folders)} runs end in {name!r}: {', '.join(map(str, folders))}")
+    return folders[0]
 
 
-def rounds_of(record: RunRecord) -> list[RoundRow]:
-    """Read the rounds of a run; a finished one must have some."""
+def rounds_to_show(record: RunRecord) -> list[RoundRow]:
+    """Read the rounds of a run; refuse a finished run without rounds."""
     rows = record.read_rounds()
     if record.done and not rows:
         raise BadInput(f"{record.folder} is a finished run, but has no rounds")
@@ -140,17 +144,17 @@ def rounds_of(record: RunRecord) -> list[RoundRow]:
 
 # -- showing -----------------------------------------------------------------------------------------
 def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
-    """Print everything about a run that fits a screen."""
+    """Print configuration, curve, results, cost and provenance of a run."""
     console, config, path = stdout(), record.config, record.folder
     console.print(config.title, style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
-    if told := published_line(record):
-        lines.add_row("published", told)
+    if published := published_line(record):
+        lines.add_row("published", published)
     if record.error:
         lines.add_row("error", record.error)
     if record.traceback:
-        lines.add_row("", f"its end; the whole is in `traceback` of {path / RUN_FILE}:")
+        lines.add_row("", f"the last lines; all of them are in `traceback` of {path / RUN_FILE}:")
         lines.add_row("", "\n".join(record.traceback.strip().splitlines()[-FRAME:]))
     lines.add_row("scenario", scenario_line(record.scenario))
     lines.add_row("protocol", _pairs({k: v for k, v in vars(config.training).items() if v is not None}))
@@ -167,7 +171,7 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
 
 
 def status_line(record: RunRecord, rounds: int) -> str:
-    """Status, finished rounds and resumes of a run, in words."""
+    """Describe status, finished rounds and resumes of a run."""
     total, resumed = record.config.training.rounds, record.resumed
     times = f", resumed {resumed} time{'s' if resumed > 1 else ''}" if resumed else ""
     if record.status == "done":
@@ -176,7 +180,7 @@ def status_line(record: RunRecord, rounds: int) -> str:
 
 
 def print_curve(console: Console, rows: Sequence[RoundRow]) -> None:
-    """Test accuracy over the rounds, and the share of wrong labels that is memorised."""
+    """Print the curves of test accuracy and of the wrong labels that are memorised."""
     curves = {"test accuracy": [row["accuracy"] or 0.0 for row in rows]}
     memorised = [(row.get("diagnostics") or {}).get("memorised") for row in rows]
     if all(value is not None for value in memorised):
@@ -222,7 +226,7 @@ def print_results(
 
 
 def _other_numbers(diagnostics: Mapping[str, Any]) -> dict[str, float]:
-    """The quality of the method's other beliefs, and its own numbers."""
+    """Return the diagnostics of the method's other beliefs, and its own numbers."""
     shown = {"memorised", "accuracy_clean", "accuracy_wrong", *(f"sieve_{name}" for name in SIEVE)}
     return {k: v for k, v in diagnostics.items() if k not in shown and isinstance(v, int | float)}
 
@@ -244,3 +248,49 @@ def _provenance(record: RunRecord) -> Any:
     if origin := record.imported:
         lines.add_row("imported", f"from {origin.get('file')} at {origin.get('time')}")
     return lines
+
+
+# -- presets -----------------------------------------------------------------------------------------
+def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
+    """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
+    from flnl_bench.data import dataset_name
+    from flnl_bench.methods import default_methods
+    from flnl_bench.running.presets import load_preset
+    from flnl_bench.running.resolve import protocol
+
+    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
+    training = dataclasses.asdict(protocol(preset, dataset, {}))
+    methods = {
+        name: values_with_origin(name, preset, dataset, registry)
+        for name in ([method] if method else registry.methods)
+    }
+    if as_json:
+        print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
+        return
+    console = stdout()
+    console.print(f"{preset.name} on {dataset}", style="bold")
+    rows = table("of", "value", "", "from")
+    for key, value in training.items():
+        rows.add_row("training", key, _text(value), "")
+    for method_name, values in methods.items():
+        for key, about in values.items():
+            rows.add_row(method_name, key, _text(about["value"]), about["from"])
+    console.print(rows)
+
+
+def values_with_origin(method: str, preset: Preset, dataset: str, registry: Methods) -> dict[str, Any]:
+    """Return each hyper-parameter of a method or variant with its value and the origin of the value."""
+    from flnl_bench import methods
+
+    cls = registry.method_class(method)
+    given = preset.hyperparameters(dataset, cls.name)
+    variant = registry.variant_values(method)
+    values = methods.values_of(registry.make(method, given, {}))
+    return {
+        key: {"value": value, "from": "variant" if key in variant else "preset" if key in given else "method"}
+        for key, value in values.items()
+    }
+
+
+def _text(value: object) -> str:
+    return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

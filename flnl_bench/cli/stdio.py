@@ -1,4 +1,4 @@
-"""Standard streams that may be lost: a full disk, a closed pipe or a closed terminal ends no run."""
+"""Standard streams whose errors stop no run: a full disk, a closed pipe, a closed terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NARROWEST, _WIDEST = 20, 1000  # columns: other widths break tables and help te
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[Lossy]:
-    """Replace stdout and stderr by streams that may be lost; yield that of stdout."""
+    """Replace stdout and stderr by streams that drop output after an error; yield the one of stdout."""
     for number in (0, 1, 2):  # else the next opened file would get a closed stream's number
         try:
             os.fstat(number)

@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
 from flnl_bench.cli import options
-from flnl_bench.cli.console import print_json, reporting, tell_problems
+from flnl_bench.cli.console import (
+    Interrupted,
+    duration,
+    facts,
+    note,
+    percent,
+    print_json,
+    reporting,
+    stderr,
+    stdout,
+    table,
+    waiting,
+    warn_plugins,
+    with_prefix,
+)
 from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugins
+from flnl_bench.cli.outcome import print_paths
+from flnl_bench.escaping import terminal
+from flnl_bench.suite.api import SuiteCallback, SuiteResult, run_suite
+from flnl_bench.suite.grid import PlannedRun
+from flnl_bench.suite.progress import Progress, SuiteProgress, suite_object, total_fedavg_samples
+from flnl_bench.suite.suite_file import GRID_AXES
 
 WORKERS = "Workers"
+STATUS_STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
 
 
 def suite_command(
@@ -32,7 +59,7 @@ def suite_command(
     dry_run: Annotated[bool, flag(FILES, "Show the grid and its cost, run nothing.", "--dry-run")] = False,
     retry_failed: Annotated[bool, flag(FILES, "Resume failed runs.", "--retry-failed")] = False,
     fresh: Annotated[bool, flag(FILES, "Start all runs again, also finished ones.", "--fresh")] = False,
-    plugin: options.Plugins = None,
+    plugin: options.PluginFiles = None,
     tracker: options.Trackers = None,
     save_model: options.SaveModel = False,
     data_dir: options.DataDir = None,
@@ -49,14 +76,10 @@ def suite_command(
     arguments["slurm"] = parse_changes(slurm or [], "--slurm")
     arguments["tracker"] = tracker or ()
     del arguments["file"], arguments["as_json"], arguments["plugin"]
-    from flnl_bench.cli.suite_view import following, print_end, print_failures, print_plan
-    from flnl_bench.suite.api import run_suite
-    from flnl_bench.suite.progress import suite_object
-
     # Ray prints warnings to stdout, where only the result belongs.
     with following() as follow, contextlib.redirect_stdout(sys.stderr):
         use_plugins(plugin)
-        tell_problems()
+        warn_plugins()
         result = run_suite(file, **arguments, progress=follow, loading=reporting())
     if as_json:
         seconds: dict[str, Any] = {"seconds": result.seconds}
@@ -70,3 +93,159 @@ def suite_command(
     if result.failures and not dry_run:
         print_failures(result.failures)
         raise typer.Exit(3 if result.lacks_data else 1)
+
+
+# -- progress ----------------------------------------------------------------------------------------
+@contextmanager
+def following() -> Iterator[SuiteCallback]:
+    """Show the progress of a suite: a live table in a terminal, else one line per run that ends."""
+    console = stderr()
+    latest: SuiteProgress | None = None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(waiting("preparing"))
+        show: SuiteCallback
+
+        def follow(suite: SuiteProgress) -> None:
+            nonlocal latest, show
+            if latest is None:
+                stack.close()
+                _print_start(suite)
+                show = stack.enter_context(_live(console) if console.is_terminal else _lines(suite))
+            latest = suite
+            show(suite)
+
+        try:
+            yield follow
+        except KeyboardInterrupt:
+            if latest is None:
+                raise
+            done = f"{len(latest.having('done'))} of {len(latest.runs)} runs done"
+            command = "the same command without --fresh" if latest.fresh else "the same command"
+            raise Interrupted(f"interrupted with {done}; {command} resumes the suite") from None
+
+
+def _print_start(suite: SuiteProgress) -> None:
+    counts = suite.counts()
+    failed = f", {counts['failed']} failed (--retry-failed tries them again)" if counts["failed"] else ""
+    for warning in suite.warnings:
+        note(f"warning: {warning}")
+    if suite.having("waiting", "running"):
+        note(f"{len(suite.runs)} runs: {counts['done']} already done{failed}, at most {suite.jobs} at once")
+
+
+@contextmanager
+def _lines(suite: SuiteProgress) -> Iterator[SuiteCallback]:
+    printed = set(suite.having("done", "failed"))
+
+    def show(suite: SuiteProgress) -> None:
+        for planned in suite.having("done", "failed"):
+            if planned not in printed:
+                printed.add(planned)
+                progress, left = suite.runs[planned], suite.seconds_left()
+                result = progress.error or f"last accuracy {percent(progress.accuracy)}"
+                rest = f", {duration(left)} left" if left else ""
+                note(f"{len(printed)}/{len(suite.runs)} {planned.title}: {progress.status}, {result}{rest}")
+
+    yield show
+
+
+# -- the live table ----------------------------------------------------------------------------------
+@contextmanager
+def _live(console: Console) -> Iterator[SuiteCallback]:
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        yield lambda suite: live.update(live_table(suite, console.height), refresh=True)
+
+
+def live_table(suite: SuiteProgress, height: int) -> Group:
+    """Return the running, failed, waiting and done runs, in this order, as many as fit on the screen."""
+    rows = table("run", "state", "round", "accuracy", right=("round", "accuracy"))
+    for column in rows.columns[2:]:  # the other columns are shortened instead
+        column.no_wrap = True
+    order: list[PlannedRun] = []
+    for status in ("running", "failed", "waiting", "done"):
+        order += suite.having(status)
+    shown = order[: max(1, height - 4)]
+    for planned in shown:
+        progress = suite.runs[planned]
+        rows.add_row(*_cells(planned, progress), style=STATUS_STYLES[progress.status])
+    left, counts = suite.seconds_left(), suite.counts()
+    text = " · ".join(f"{number} {status}" for status, number in counts.items())
+    end = Text(f"{text} · {duration(left)} left" if left is not None else text)
+    hidden = len(order) - len(shown)
+    return Group(rows, Text(f"… and {hidden} more" if hidden else "", style="dim"), end)
+
+
+def _cells(planned: PlannedRun, progress: Progress) -> tuple[Text, Text, str, str]:
+    status = f"failed: {progress.error}" if progress.error else progress.status
+    rounds = f"{progress.rounds}/{planned.config.training.rounds}" if progress.rounds else "–"
+    return _short(planned.title), _short(status), rounds, percent(progress.accuracy)
+
+
+def _short(text: str) -> Text:
+    return Text(terminal(text), no_wrap=True, overflow="ellipsis")
+
+
+# -- before and after --------------------------------------------------------------------------------
+def print_plan(result: SuiteResult) -> None:
+    """Print the grid: axes, runs and cost of each method."""
+    suite, progress = result.suite, result.progress
+    console, plans = stdout(), list(progress.runs)
+    console.print(f"{suite.name}: {suite.description}" if suite.description else suite.name, style="bold")
+    lines = facts()
+    for axis in GRID_AXES:
+        lines.add_row(axis, ", ".join(str(value) for value in getattr(suite, axis)))
+    if suite.training:
+        lines.add_row("training", ", ".join(f"{key}={value}" for key, value in suite.training.items()))
+    console.print(lines)
+    numbers = ("runs", "done", "running", "waiting", "failed", "cost of the rest")
+    rows = table("method", *numbers, right=numbers)
+    labels = dict.fromkeys(planned.label for planned in plans)
+    for label in labels:
+        rows.add_row(*_plan_row(label, progress, [planned for planned in plans if planned.label == label]))
+    if len(labels) > 1:
+        rows.add_row(*_plan_row("all", progress, plans), style="bold")
+    console.print(rows)
+    console.print(
+        "cost: samples forward, and as many backward, of FedAvg; other methods need up to several times as "
+        "many forward",
+        style="dim",
+    )
+    if left := result.left:
+        console.print(
+            f"time: about {duration(left.seconds)} with {left.jobs} runs at once, from {left.source}",
+            style="dim",
+        )
+
+
+def _plan_row(label: str, progress: SuiteProgress, plans: list[PlannedRun]) -> list[str]:
+    part = SuiteProgress({planned: progress.runs[planned] for planned in plans})
+    samples = total_fedavg_samples(part.having("waiting", "running"))
+    return [
+        label,
+        str(len(plans)),
+        *(str(number) for number in part.counts().values()),
+        "unknown" if samples is None else with_prefix(samples),
+    ]
+
+
+def print_end(result: SuiteResult) -> None:
+    """Print the number of runs, their folder, and the next command."""
+    progress, counts, out = result.progress, result.counts, str(result.out)
+    stdout().print(
+        f"{result.suite.name}: {counts['done']} of {len(progress.runs)} runs done "
+        f"({progress.done_before} before), {counts['failed']} failed, {duration(result.seconds)}",
+        style="bold",
+    )
+    print_paths(files=out, next=f"flnl-bench leaderboard {shlex.quote(out)}")
+
+
+def print_failures(failures: Mapping[str, str]) -> None:
+    """Print one line per error, with the first of the runs that failed with it."""
+    by_error: dict[str, list[str]] = {}
+    for title, error in failures.items():
+        by_error.setdefault(error, []).append(title)
+    for error, titles in by_error.items():
+        others = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
+        note(f"failed: {titles[0]}{others}: {error}")
+    if by_error:
+        note("--retry-failed tries failed runs again; run.json has the traceback of each")

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.data import class_maps
 from flnl_bench.data.dataset import HOW_TO_POINT, Augmentation, Dataset, DatasetKind, LoadProgress
 from flnl_bench.data.own import open_image
 from flnl_bench.errors import BadInput, MissingData, one_line
 
 SIDE = 256  # of the stored images; the network sees a crop of 224
 DECODED_AT_ONCE = 256  # images; progress is reported after each such chunk
+CLOTHING_CLASSES = (
+    *("T-shirt", "shirt", "knitwear", "chiffon", "sweater", "hoodie", "windbreaker"),
+    *("jacket", "down coat", "suit", "shawl", "dress", "vest", "underwear"),
+)
 # part: (list of images, list of labels)
 LIST_FILES = {
     "train": ("noisy_train_key_list.txt", "noisy_label_kv.txt"),
@@ -42,7 +45,7 @@ def load_clothing1m(root: Path, progress: LoadProgress | None = None) -> Dataset
         train_y=labels["train"],
         test_x=images["test"],
         test_y=labels["test"],
-        classes=class_maps.CLOTHING_CLASSES,
+        classes=CLOTHING_CLASSES,
         mean=(0.6959, 0.6537, 0.6371),
         std=(0.3113, 0.3192, 0.3214),
         augmentation=Augmentation(size=224, pad=0, resized_crop=True),
@@ -62,7 +65,7 @@ def _keys(file: Path) -> list[str]:
 def _labels(file: Path, keys: list[str]) -> np.ndarray:
     """Return the label of each key, from lines "path label"."""
     table: dict[str, int] = {}
-    highest = len(class_maps.CLOTHING_CLASSES) - 1
+    highest = len(CLOTHING_CLASSES) - 1
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         key, _, label = line.strip().rpartition(" ")
         if not line.strip():
@@ -127,12 +130,9 @@ def _resized(file: Path) -> np.ndarray:
 
 
 def _image_files(root: Path) -> list[Path]:
-    """The memory maps, and the lists that decide which of them are used."""
+    """Return the memory maps, and the lists that decide which of them are used."""
     folder = root / "clothing1m"
-    return [
-        *(folder / keys for keys, _ in LIST_FILES.values()),
-        *sorted(folder.glob(f"*_{SIDE}_*.npy")),
-    ]
+    return [*(folder / keys for keys, _ in LIST_FILES.values()), *sorted(folder.glob(f"*_{SIDE}_*.npy"))]
 
 
 CLOTHING1M = DatasetKind(

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from flnl_bench.data.class_maps import next_class
 from flnl_bench.data.image_digest import hash_images
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
 
-LoadProgress = Callable[[str, int, int], None]  # what, done, of how many
+LoadProgress = Callable[[str, int, int], None]  # called with a title, and the finished and all images
+HOW_TO_POINT = "or set --data-dir or FLNL_DATA to the folder that holds the data set"
+NPZ_ARRAYS = ("train_x", "train_y", "test_x", "test_y")  # that every .npz file of a data set has
+TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.asymmetric.size == 0:
-            object.__setattr__(self, "asymmetric", next_class(len(self.classes)))
+            next_class = (np.arange(len(self.classes)) + 1) % len(self.classes)
+            object.__setattr__(self, "asymmetric", next_class)
 
     @classmethod
     def from_arrays(
@@ -110,10 +113,8 @@ class Dataset:
             classes: names; default: the numbers of the labels.
             given: natural noisy labels of the train images by name.
         """
-        train_x, test_x = (
-            checked_images(train_x, f"{name}: train_x"),
-            checked_images(test_x, f"{name}: test_x"),
-        )
+        train_x = checked_images(train_x, f"{name}: train_x")
+        test_x = checked_images(test_x, f"{name}: test_x")
         if train_x.shape[1:] != test_x.shape[1:]:
             shapes = f"{train_x.shape[1:]} and {test_x.shape[1:]}"
             raise BadInput(f"{name}: the images of train_x and test_x differ in shape: {shapes}")
@@ -188,10 +189,6 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(means), tuple(stds)
 
 
-HOW_TO_POINT = "or set --data-dir or FLNL_DATA to the folder that holds the data set"
-NPZ_ARRAYS = ("train_x", "train_y", "test_x", "test_y")  # that every .npz file of a data set has
-
-
 def data_root(data_dir: str | Path | None = None) -> Path:
     """Return the data folder: the argument, or FLNL_DATA, or the user's cache folder."""
     folder = data_dir or os.environ.get("FLNL_DATA")
@@ -200,9 +197,6 @@ def data_root(data_dir: str | Path | None = None) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("flnl-bench"))
-
-
-TEST_SHARE = 0.2
 
 
 def stratified_split(labels: np.ndarray, family: str) -> tuple[np.ndarray, np.ndarray]:

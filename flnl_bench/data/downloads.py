@@ -1,4 +1,4 @@
-"""The data sets of torchvision (or NAME.npz in the data folder), and the human labels of CIFAR-N."""
+"""The built-in data sets: digits of scikit-learn, those of torchvision, and the human labels of CIFAR-N."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flnl_bench.atomic_files import sweep_parts
-from flnl_bench.data import class_maps
 from flnl_bench.data.dataset import (
     HOW_TO_POINT,
     NPZ_ARRAYS,
@@ -25,8 +25,10 @@ from flnl_bench.data.dataset import (
     Dataset,
     DatasetKind,
     LoadProgress,
+    channel_statistics,
     checked_images,
     checked_labels,
+    stratified_split,
 )
 from flnl_bench.errors import BadInput, MissingData, one_line
 from flnl_bench.input_files import read_npz
@@ -35,9 +37,95 @@ TIMEOUT = 10.0  # seconds without an answer before a download is given up
 Arrays = dict[str, np.ndarray]
 
 
+# -- class names, and the class that an asymmetric label error leads to ------------------------------
+def _next_in_group(group: np.ndarray) -> np.ndarray:
+    """Return the map of each class to the next class of its group, cyclic; `group` is [C]."""
+    target = np.empty(len(group), np.int64)
+    for name in np.unique(group):
+        members = np.flatnonzero(group == name)
+        target[members] = np.roll(members, -1)
+    return target
+
+
+DIGIT_CLASSES = tuple("0123456789")
+FASHION_CLASSES = (
+    *("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+)
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100_SUPERCLASSES = {
+    "aquatic mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit and vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household electrical devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large man-made outdoor things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large natural outdoor scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large omnivores and herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium-sized mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles 1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles 2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}
+# Label numbers follow the alphabet. (The coarse labels that come with CIFAR-100N merge the 20 into 12.)
+CIFAR100_CLASSES = tuple(sorted(name for group in CIFAR100_SUPERCLASSES.values() for name in group))
+_CIFAR10_ERRORS = {"truck": "automobile", "bird": "airplane", "cat": "dog", "dog": "cat", "deer": "horse"}
+CIFAR10_ASYMMETRIC = np.array([CIFAR10_CLASSES.index(_CIFAR10_ERRORS.get(c, c)) for c in CIFAR10_CLASSES])
+# Groups of consecutive label numbers, not superclasses: the published tables were made with these.
+CIFAR100_ASYMMETRIC = _next_in_group(np.arange(100) // 5)
+_SUPERCLASS = {name: row for row, group in enumerate(CIFAR100_SUPERCLASSES.values()) for name in group}
+CIFAR100_ASYMMETRIC_SUPER = _next_in_group(np.array([_SUPERCLASS[name] for name in CIFAR100_CLASSES]))
+
+
+# -- digits ------------------------------------------------------------------------------------------
+def load_digits(root: Path, progress: LoadProgress | None = None) -> Dataset:
+    """Load 1,437 train and 360 test images of 8×8 pixels."""
+    pixels, labels = read_table()
+    images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    train, test = stratified_split(labels, "digits")
+    mean, std = channel_statistics(images[train])
+    return Dataset(
+        name="digits",
+        train_x=images[train],
+        train_y=labels[train],
+        test_x=images[test],
+        test_y=labels[test],
+        classes=DIGIT_CLASSES,
+        mean=mean,
+        std=std,
+        # The default, three operations and a square of half the side, destroys most of an 8×8 image.
+        augmentation=Augmentation(size=8, pad=1, flip=False, colour=False, operations=2, cutout=0.25),
+    )
+
+
+def read_table() -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels from 0 to 16 [N, 64] and labels, as in scikit-learn.
+
+    Its file is read directly, because importing scikit-learn takes as long as importing torch.
+    """
+    package = find_spec("sklearn")
+    (folder,) = (package and package.submodule_search_locations) or ("",)
+    file = Path(folder, "datasets/data/digits.csv.gz")
+    if not file.exists():  # another version of scikit-learn
+        from sklearn.datasets import load_digits as sklearn_digits
+
+        pixels, labels = sklearn_digits(return_X_y=True)
+        return pixels, labels
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(np.int64)
+
+
+# -- torchvision -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TorchvisionFacts:
-    """The facts about one of these data sets that its files do not say."""
+    """The facts about a data set that its files do not contain."""
 
     help: str
     train_images: int
@@ -47,67 +135,33 @@ class TorchvisionFacts:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: Augmentation
-    asymmetric: np.ndarray
+    asymmetric: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # empty: the next class
     superclass: np.ndarray | None = None
 
 
-_NEXT = class_maps.next_class(10)
+_GREY = Augmentation(28, pad=2, colour=False)
 TORCHVISION: dict[str, TorchvisionFacts] = {
     "mnist": TorchvisionFacts(
-        "70,000 grey 28×28 digits",
-        60_000,
-        "MNIST",
-        class_maps.DIGIT_CLASSES,
-        1,
-        (0.1307,),
-        (0.3081,),
-        Augmentation(28, 2, False, colour=False),
-        _NEXT,
+        *("70,000 grey 28×28 digits", 60_000, "MNIST", DIGIT_CLASSES),
+        *(1, (0.1307,), (0.3081,), replace(_GREY, flip=False)),
     ),
     "fashion-mnist": TorchvisionFacts(
-        "70,000 grey 28×28 pieces of clothing",
-        60_000,
-        "FashionMNIST",
-        class_maps.FASHION_CLASSES,
-        1,
-        (0.2860,),
-        (0.3530,),
-        Augmentation(28, 2, colour=False),
-        _NEXT,
+        *("70,000 grey 28×28 pieces of clothing", 60_000, "FashionMNIST", FASHION_CLASSES),
+        *(1, (0.2860,), (0.3530,), _GREY),
     ),
     "cifar10": TorchvisionFacts(
-        "60,000 colour 32×32 photographs",
-        50_000,
-        "CIFAR10",
-        class_maps.CIFAR10_CLASSES,
-        3,
-        (0.4914, 0.4822, 0.4465),
-        (0.2023, 0.1994, 0.2010),
-        Augmentation(32),
-        class_maps.CIFAR10_ASYMMETRIC,
+        *("60,000 colour 32×32 photographs", 50_000, "CIFAR10", CIFAR10_CLASSES),
+        *(3, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), Augmentation(32)),
+        CIFAR10_ASYMMETRIC,
     ),
     "cifar100": TorchvisionFacts(
-        "60,000 colour 32×32 photographs",
-        50_000,
-        "CIFAR100",
-        class_maps.CIFAR100_CLASSES,
-        3,
-        (0.507, 0.487, 0.441),
-        (0.267, 0.256, 0.276),
-        Augmentation(32, rotation=20.0),
-        class_maps.CIFAR100_ASYMMETRIC,
-        class_maps.CIFAR100_ASYMMETRIC_SUPER,
+        *("60,000 colour 32×32 photographs", 50_000, "CIFAR100", CIFAR100_CLASSES),
+        *(3, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276), Augmentation(32, rotation=20.0)),
+        *(CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER),
     ),
     "svhn": TorchvisionFacts(
-        "99,289 colour 32×32 house numbers",
-        73_257,
-        "SVHN",
-        class_maps.DIGIT_CLASSES,
-        3,
-        (0.4377, 0.4438, 0.4728),
-        (0.1980, 0.2010, 0.1970),
-        Augmentation(32, flip=False),
-        _NEXT,
+        *("99,289 colour 32×32 house numbers", 73_257, "SVHN", DIGIT_CLASSES),
+        *(3, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), Augmentation(32, flip=False)),
     ),
 }
 
@@ -212,6 +266,7 @@ def _timeout(seconds: float) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
+# -- human labels of CIFAR-N -------------------------------------------------------------------------
 @dataclass(frozen=True)
 class HumanLabelFiles:
     """The files of human labels of one data set, and the names of the labels in them."""
@@ -224,20 +279,12 @@ class HumanLabelFiles:
 
 HUMAN_FILES = {
     "cifar10n": HumanLabelFiles(
-        "cifar10",
-        "cifar10n_labels.npz",
-        "CIFAR-10_human.pt",
-        {
-            "clean": "clean_label",
-            "aggre": "aggre_label",
-            "worse": "worse_label",
-            **{f"random{i}": f"random_label{i}" for i in (1, 2, 3)},
-        },
+        *("cifar10", "cifar10n_labels.npz", "CIFAR-10_human.pt"),
+        {name: f"{name}_label" for name in ("clean", "aggre", "worse")}
+        | {f"random{number}": f"random_label{number}" for number in (1, 2, 3)},
     ),
     "cifar100n": HumanLabelFiles(
-        "cifar100",
-        "cifar100n_labels.npz",
-        "CIFAR-100_human.pt",
+        *("cifar100", "cifar100n_labels.npz", "CIFAR-100_human.pt"),
         {"clean": "clean_label", "noisy": "noisy_label"},
     ),
 }
@@ -299,6 +346,16 @@ def _image_files(name: str, root: Path) -> list[Path]:
     return [file] if file.is_file() else []
 
 
+# -- the entries -------------------------------------------------------------------------------------
+DIGITS = DatasetKind(
+    "digits",
+    "1,797 grey 8×8 digits of scikit-learn",
+    load_digits,
+    classes=10,
+    train_images=1_437,
+    source="embedded",
+    offline=True,
+)
 DOWNLOADED_KINDS = tuple(
     DatasetKind(
         name,

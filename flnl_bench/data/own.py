@@ -30,11 +30,6 @@ def load_npz(path: Path, progress: LoadProgress | None = None) -> Dataset:
     return replace(dataset, given={"noisy": dataset.given[next(iter(noisy))]}) if noisy else dataset
 
 
-def load_folder(path: Path, progress: LoadProgress | None = None) -> Dataset:
-    """Load image files in PATH/train/CLASS and PATH/test/CLASS, or in PATH/CLASS with a fixed split."""
-    return Dataset.from_arrays(f"folder:{path}", *read_folder(path))
-
-
 def _class_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
     names = arrays.get("classes", np.empty(0, "U1"))
     if names.ndim != 1 or names.dtype.kind != "U":
@@ -43,11 +38,10 @@ def _class_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
 
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-FolderContent = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
 
 
-def read_folder(path: Path) -> FolderContent:
-    """Return train and test arrays, and the class names in alphabetical order."""
+def load_folder(path: Path, progress: LoadProgress | None = None) -> Dataset:
+    """Load image files in PATH/train/CLASS and PATH/test/CLASS, or in PATH/CLASS with a fixed split."""
     if not path.is_dir():
         raise MissingData(
             f"data set 'folder:{path}': there is no such folder; it must hold one folder per class"
@@ -61,21 +55,15 @@ def read_folder(path: Path) -> FolderContent:
         train, test = stratified_split(labels, "folder")
         if not len(test):
             raise BadInput(f"{path} has too few images for a test part of 20 %")
-        return images[train], labels[train], images[test], labels[test], classes
+        arrays = (images[train], labels[train], images[test], labels[test])
+        return Dataset.from_arrays(f"folder:{path}", *arrays, classes)
     classes = _classes(path / "train")
-    unknown_classes = set(_classes(path / "test")) - set(classes)
-    if unknown_classes:
+    if unknown_classes := set(_classes(path / "test")) - set(classes):
         raise BadInput(f"{path / 'test'} has classes that train/ lacks: {', '.join(sorted(unknown_classes))}")
-    train_files, train_labels = _list_images(path / "train", classes)
-    test_files, test_labels = _list_images(path / "test", classes)
-    first = train_files[0]
-    return (
-        _load_images(train_files, first),
-        train_labels,
-        _load_images(test_files, first),
-        test_labels,
-        classes,
-    )
+    train_files, train_y = _list_images(path / "train", classes)
+    test_files, test_y = _list_images(path / "test", classes)
+    train_x, test_x = (_load_images(files, train_files[0]) for files in (train_files, test_files))
+    return Dataset.from_arrays(f"folder:{path}", train_x, train_y, test_x, test_y, classes)
 
 
 def _classes(path: Path) -> tuple[str, ...]:

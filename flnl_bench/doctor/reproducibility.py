@@ -1,11 +1,17 @@
-"""Reproducibility on this machine, and agreement with the CPU, on the small data of the tests."""
+"""Training on the small data of the tests: repeated, resumed, compared with the CPU, with options of torch.
+
+An option of torch is tried in its own process, because a crash of that process is a result.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import tempfile
 import warnings
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +20,11 @@ import torch
 from flnl_bench.api import Method, Weights
 from flnl_bench.doctor.check_result import REPORT, CheckResult, DoctorOptions
 from flnl_bench.engine.checkpoint import Checkpoint
-from flnl_bench.engine.devices import Devices, choose_devices, to_cpu
+from flnl_bench.engine.devices import Devices, check_precision, choose_devices, to_cpu
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import one_line
+from flnl_bench.errors import BadInput, one_line
 from flnl_bench.methods import default_methods
+from flnl_bench.processes import start_worker
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_scenario
 from flnl_bench.testing.worlds import World
 
@@ -26,6 +33,10 @@ TRIED_ROUNDS = 4  # of which two are warm-up
 ROUNDING = 1e-3  # relative to the largest weight, after one round in float32
 SHORT_RUN = {"rounds": 3, "epochs": 1}  # short, because all methods are tried
 UNEQUAL = f"runs cannot be repeated here: {REPORT}"
+TIME_LIMIT = 120.0  # seconds for one option of torch, most of them for compiling on a slow machine
+ONLY_CUDA = (("precision", "tf32"), ("compile", "cudagraphs"))
+# One client and batches of one size, so that each function is compiled once.
+SMALL_ROUND = {"fraction": 0.1, "epochs": 1, "batch_size": 30}
 ON_CUDA = "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment and try again; if the result is the same, "
 
 
@@ -48,74 +59,68 @@ class TrainedRounds:
         return None
 
 
-def toy_world(**changes: Any) -> World:
-    """Make a world of easy 8×8 images, six clients and a tiny network."""
-    return World(toy_dataset(), toy_scenario(), replace(TOY_TRAINING, **changes))
-
-
 def make(name: str) -> Method:
     """Make a method with its default hyper-parameters."""
     return default_methods().make(name, {}, {})
 
 
-def trained_rounds(method: Method, devices: Devices, played: int, **changes: Any) -> TrainedRounds:
-    """Train for `played` rounds in the toy world."""
-    with contextlib.closing(toy_world(**changes).engine(method, devices)) as engine:
-        return _seen(run_rounds(engine, played), engine)
+def start_engine(method: Method, devices: Devices, **changes: Any) -> Engine:
+    """Start a method on easy 8×8 images, with six clients and a tiny network."""
+    return World(toy_dataset(), toy_scenario(), replace(TOY_TRAINING, **changes)).engine(method, devices)
 
 
-def _seen(rows: list[dict[str, Any]], engine: Engine) -> TrainedRounds:
-    return TrainedRounds(rows, to_cpu(engine.server.weights))
+def trained_rounds(method: Method, devices: Devices, count: int, **changes: Any) -> TrainedRounds:
+    """Train a method for `count` rounds."""
+    with contextlib.closing(start_engine(method, devices, **changes)) as engine:
+        return TrainedRounds(run_rounds(engine, count), to_cpu(engine.server.weights))
+
+
+def tried_rounds(devices: Devices) -> TrainedRounds:
+    """Train the method of the comparisons for a few rounds."""
+    return trained_rounds(make(TRIED_METHOD), devices, TRIED_ROUNDS)
 
 
 def repeats(options: DoctorOptions) -> CheckResult:
     """Compare the same rounds twice."""
-    one, other = (
-        trained_rounds(make(TRIED_METHOD), choose_devices(options.device), TRIED_ROUNDS) for _ in range(2)
-    )
-    return _equal(options, one, other, "the same rounds twice")
+    devices = choose_devices(options.device)
+    return _compare(options, tried_rounds(devices), tried_rounds(devices), "the same rounds twice")
 
 
 def shares(options: DoctorOptions) -> CheckResult:
     """Compare with the same rounds in worker processes, on all GPUs of the first GPU's type."""
-    one = trained_rounds(make(TRIED_METHOD), choose_devices(options.device), TRIED_ROUNDS)
-    alike = _alike(options.device)
-    devices = choose_devices(options.device, alike, workers=max(2, len(alike)))
-    names = ", ".join(str(device) for device in devices.workers)
-    return _equal(
-        options, one, trained_rounds(make(TRIED_METHOD), devices, TRIED_ROUNDS), f"workers on {names}"
-    )
+    gpus = _equal_gpus() if options.device == "cuda" else []
+    devices = choose_devices(options.device, gpus, workers=max(2, len(gpus)))
+    title = f"workers on {', '.join(str(device) for device in devices.workers)}"
+    return _compare(options, tried_rounds(choose_devices(options.device)), tried_rounds(devices), title)
 
 
-def _alike(device: str) -> list[str]:
-    if device != "cuda":
-        return []
+def _equal_gpus() -> list[str]:
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return [f"cuda:{number}" for number, name in enumerate(names) if name == names[0]]
 
 
 def resumes(options: DoctorOptions) -> CheckResult:
     """Compare with the same rounds, interrupted before the last round and resumed from a checkpoint."""
-    devices = choose_devices(options.device)
-    one, method = trained_rounds(make(TRIED_METHOD), devices, TRIED_ROUNDS), make(TRIED_METHOD)
-    first, second = (toy_world().engine(method, devices) for _ in range(2))
+    devices, method = choose_devices(options.device), make(TRIED_METHOD)
+    first, second = start_engine(method, devices), start_engine(method, devices)
     with tempfile.TemporaryDirectory() as folder:
         rows = run_rounds(first, TRIED_ROUNDS - 1)
         Checkpoint(Path(folder)).save(first.state(), first.federation.states, set(), rows)
         state, clients, _ = Checkpoint(Path(folder)).load()
     second.restore(state, clients)
-    return _equal(options, one, _seen(rows + run_rounds(second, TRIED_ROUNDS), second), "stopped and resumed")
+    resumed = TrainedRounds(rows + run_rounds(second, TRIED_ROUNDS), to_cpu(second.server.weights))
+    return _compare(options, tried_rounds(devices), resumed, "stopped and resumed")
 
 
-def _equal(options: DoctorOptions, one: TrainedRounds, other: TrainedRounds, what: str) -> CheckResult:
-    difference = one.difference(other)
+def _compare(options: DoctorOptions, rounds: TrainedRounds, other: TrainedRounds, title: str) -> CheckResult:
+    difference = rounds.difference(other)
     if difference is None:
-        return CheckResult("ok", f"{what}: equal to the bit")
+        return CheckResult("ok", f"{title}: equal to the bit")
     advice = ON_CUDA + UNEQUAL if options.device == "cuda" else UNEQUAL
-    return CheckResult("wrong", f"{what}: {difference}", advice)
+    return CheckResult("wrong", f"{title}: {difference}", advice)
 
 
-def methods(options: DoctorOptions) -> CheckResult:
+def try_methods(options: DoctorOptions) -> CheckResult:
     """Train with every installed method twice and compare."""
     names = list(default_methods().methods)
     problems = {name: problem for name in names if (problem := _problem(name, options.device))}
@@ -128,13 +133,14 @@ def methods(options: DoctorOptions) -> CheckResult:
 
 
 def _problem(name: str, device: str) -> str | None:
+    """Return the first difference between two short runs of a method, or its error."""
+    devices = choose_devices(device)
     try:
         with warnings.catch_warnings(action="ignore"):  # some methods warn of so few rounds
-            one, other = (
-                trained_rounds(make(name), choose_devices(device), SHORT_RUN["rounds"], **SHORT_RUN)
-                for _ in range(2)
+            first, second = (
+                trained_rounds(make(name), devices, SHORT_RUN["rounds"], **SHORT_RUN) for _ in range(2)
             )
-        return one.difference(other)
+        return first.difference(second)
     except Exception as error:
         return one_line(error)
 
@@ -160,3 +166,58 @@ def rounding(here: Weights, cpu: Weights) -> CheckResult:
     return CheckResult(
         "wrong", f"{text}: more than rounding", f"do not use this device yet: {REPORT}", details
     )
+
+
+# -- options of torch, each in its own process -------------------------------------------------------
+def probe(options: DoctorOptions, option: str, value: str) -> CheckResult:
+    """Train one client with `--OPTION VALUE`, and compare with the same round without it."""
+    if (option, value) in ONLY_CUDA and options.device != "cuda":
+        return CheckResult("ok", "only for CUDA: not tried")
+    (plain,) = trained_rounds(make("fedavg"), choose_devices(options.device), 1, **SMALL_ROUND).rows
+    loss, problem = train_with(options.device, {option: value})
+    if loss is None:
+        return CheckResult("note", f"does not work: {problem}", _advice(options.device, option, value))
+    difference = abs(loss - plain["loss"]) / plain["loss"]
+    text = f"works; the test loss after one round differs by {difference:.1e} (relative)"
+    return CheckResult("ok", text, "", {"loss": loss, "plain": plain["loss"]})
+
+
+def _advice(device: str, option: str, value: str) -> str:
+    """Return the option to use instead; for bfloat16 on CPUs it depends on their instructions."""
+    try:
+        if option == "precision":
+            check_precision(device, value)
+    except BadInput as error:
+        return str(error)
+    return f"do without --{option} {value}; it is off by default"
+
+
+def train_with(device: str, changes: dict[str, str]) -> tuple[float | None, str]:
+    """Return the test loss after one round in another process, or None and the reason."""
+    # Errors are ignored: a compiler may still write when its process is killed.
+    with tempfile.TemporaryDirectory(prefix="flnl-doctor-", ignore_cleanup_errors=True) as cache:
+        worker, connection = start_worker(_train, device, changes, cache)
+        try:
+            if not connection.poll(TIME_LIMIT):
+                return None, f"no answer within {TIME_LIMIT:.0f} s"
+            answer: tuple[float | None, str] = connection.recv()
+            return answer
+        except (EOFError, OSError):
+            worker.join()
+            code = worker.exitcode or 0
+            ending = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            return None, f"its process {ending}"
+        finally:
+            worker.kill()
+            worker.join()
+
+
+def _train(connection: Connection, device: str, changes: dict[str, Any], cache: str) -> None:
+    """Train in the other process, and send the loss and the problem."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide the messages of compilers
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # no earlier compilation is used, and no file stays
+    try:
+        (row,) = trained_rounds(make("fedavg"), choose_devices(device), 1, **SMALL_ROUND, **changes).rows
+        connection.send((row["loss"], ""))
+    except Exception as error:
+        connection.send((None, one_line(error)))

@@ -37,7 +37,7 @@ from flnl_bench.engine.devices import MEMORY_FORMAT, configure_torch, placed, se
 from flnl_bench.engine.hook_checks import as_losses, as_message, as_part, as_portions, as_state, check_plain
 from flnl_bench.engine.ledger import Cost, take_work
 from flnl_bench.engine.sgd import SGD
-from flnl_bench.models.network import Network
+from flnl_bench.models.networks import Network
 from flnl_bench.random_streams import seed_of, stream
 
 Images = Mapping[str, np.ndarray]  # "train" and "test": uint8 [N, C, H, W]

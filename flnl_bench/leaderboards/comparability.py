@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from flnl_bench.config import NUMBERS_VERSION, RunConfig, written
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.config import NUMBERS_VERSION, RunConfig, plain_value, written
+from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.methods import declaration
 from flnl_bench.results.run_record import RunRecord
 
 NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")
 SETTINGS = ("clean", *NOISY)
-
-
 PAPER_PRESET = "paper"
-Filter = Mapping[str, Sequence[str | int]]  # allowed values by name; no values: all are allowed
+Names: TypeAlias = str | int | Iterable[str | int] | None  # one name, several, or None for all
 
 
 # -- order -------------------------------------------------------------------------------------------
@@ -62,27 +60,31 @@ def scored(rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 # -- filters -----------------------------------------------------------------------------------------
-def chosen(records: Sequence[RunRecord], only: Filter) -> list[RunRecord]:
-    """Return the records whose names (method, setting, seed, …) have one of the given values."""
-    left = list(records)
+def chosen(records: Sequence[RunRecord], only: Mapping[str, Names]) -> list[RunRecord]:
+    """Return the records whose names (method, setting, seed, …) have one of the given values.
+
+    Names may have every spelling that `run` accepts.
+    """
+    left, filters = list(records), []
     for name, values in only.items():
-        if values:
-            allowed = _recorded_spellings(name, values, {getattr(r.config, name) for r in records})
-            left = [record for record in left if getattr(record.config, name) in allowed]
+        if values is None:
+            continue
+        values = plain_value(values)  # a number of NumPy
+        wanted = [values] if isinstance(values, str | int | float) else [plain_value(v) for v in values]
+        if name == "seed":
+            require(all(type(seed) is int for seed in wanted), "seeds", repr(wanted), "whole numbers")
+        if not wanted:
+            continue
+        filters.append(name)
+        recorded = {getattr(record.config, name) for record in records}
+        spellings = [value if value in recorded else _full_name(name, str(value)) for value in wanted]
+        for value, spelling in zip(wanted, spellings, strict=True):
+            if spelling not in recorded:
+                raise unknown(name, str(value), map(str, recorded), "the results")
+        left = [record for record in left if getattr(record.config, name) in spellings]
     if not left:
-        raise BadInput(f"no run has this {' and this '.join(name for name in only if only[name])}")
+        raise BadInput(f"no run has this {' and this '.join(filters)}")
     return left
-
-
-def _recorded_spellings(name: str, values: Sequence[str | int], recorded: Set[str | int]) -> list[str | int]:
-    """Convert values to the spelling of the records; users may write every spelling that `run` accepts."""
-    spellings: list[str | int] = []
-    for value in values:
-        spelling = value if value in recorded else _full_name(name, str(value))
-        if spelling not in recorded:
-            raise unknown(name, str(value), map(str, recorded), "the results")
-        spellings.append(spelling)
-    return spellings
 
 
 def _full_name(name: str, value: str) -> str:
@@ -176,14 +178,14 @@ class Protocol:
 
 def by_protocol(records: Iterable[RunRecord]) -> list[tuple[Protocol, list[RunRecord]]]:
     """Divide finished runs into those that may be compared, in the order of their tables."""
-    alike: dict[tuple[object, ...], list[RunRecord]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[RunRecord]] = defaultdict(list)
     for record in records:
         config = record.config
         names = (config.dataset, config.partition, config.preset, config.device, record.numbers)
-        alike[*names, config.training].append(record)
+        groups[*names, config.training].append(record)
     divided = [
         (Protocol(runs[0], world, from_files), runs)
-        for same_protocol in alike.values()
+        for same_protocol in groups.values()
         for (from_files, world), runs in _worlds(same_protocol)
     ]
 
@@ -198,7 +200,8 @@ def _worlds(records: Sequence[RunRecord]) -> list[tuple[tuple[bool, int], list[R
     """Divide runs so that a setting and seed means one scenario, and generated ones meet no others.
 
     A world is named by whether its scenarios are known from files only, and by a number: the first world has
-    the scenarios with the most runs.
+    the scenarios with the most runs, of equally many those that were run first: so all settings and seeds of
+    the same data are in one world.
     """
     generated = {record.scenario.fingerprint for record in records if record.generated}
     keys = [
@@ -208,8 +211,15 @@ def _worlds(records: Sequence[RunRecord]) -> list[tuple[tuple[bool, int], list[R
     scenarios: dict[tuple[str, int, bool], Counter[str]] = defaultdict(Counter)
     for key, record in zip(keys, records, strict=True):
         scenarios[key][record.scenario.fingerprint] += 1
+    first: dict[str, str] = {}
+    for record in records:
+        name, start = record.scenario.fingerprint, record.started or ""
+        first[name] = min(first.get(name, start), start)
     numbers = {
-        key: {name: n for n, name in enumerate(sorted(counts, key=lambda name: (-counts[name], name)))}
+        key: {
+            name: n
+            for n, name in enumerate(sorted(counts, key=lambda name: (-counts[name], first[name], name)))
+        }
         for key, counts in scenarios.items()
     }
     worlds: dict[tuple[bool, int], list[RunRecord]] = defaultdict(list)

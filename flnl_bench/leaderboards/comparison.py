@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
-from flnl_bench.leaderboards.render import TextCell, TextRow, TextTable
-from flnl_bench.leaderboards.rows import Row
-from flnl_bench.leaderboards.table import Table
+from flnl_bench.leaderboards.table import Row, Table
 from flnl_bench.results.statistics import mean_std
 
 LEAST_PAIRS = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
@@ -55,7 +53,7 @@ def tie(metric: Metric) -> float:
 
 
 def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Comparison:
-    """Pair the runs of two rows: same setting, same seed, so the same scenario."""
+    """Compare the runs of two rows with the same setting and seed, and so the same scenario."""
     limit = tie(metric)
     differences = [
         round(value - base.cells[setting].values[seed], 9)  # equal accuracies may differ by rounding
@@ -65,24 +63,22 @@ def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Com
         if seed in base.cells[setting].values
     ]
     mean, std = mean_std(differences)
-    half = None if std is None else _half_interval(std, len(differences))
+    low = high = None
+    if mean is not None and std is not None:
+        from scipy.stats import t
+
+        half = float(t.ppf(0.975, len(differences) - 1)) * std / math.sqrt(len(differences))
+        low, high = mean - half, mean + half
     return Comparison(
         pairs=len(differences),
         difference=mean,
-        low=None if mean is None or half is None else mean - half,
-        high=None if mean is None or half is None else mean + half,
+        low=low,
+        high=high,
         wins=sum(metric.sign * d >= limit for d in differences),
         ties=sum(abs(d) < limit for d in differences),
         losses=sum(metric.sign * d <= -limit for d in differences),
         p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # a tie is no evidence
     )
-
-
-def _half_interval(std: float, count: int) -> float:
-    """Return half the width of the 95 % confidence interval of a mean."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, count - 1)) * std / math.sqrt(count)
 
 
 def _wilcoxon(differences: Sequence[float]) -> float | None:
@@ -93,9 +89,6 @@ def _wilcoxon(differences: Sequence[float]) -> float | None:
     return float(wilcoxon(differences).pvalue)
 
 
-COMPARISON_COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
-
-
 def comparisons(table: Table, name: str) -> dict[str, Comparison]:
     """Compare every other row of a table with the row called `name`; by label."""
     base = find_row(table, name)
@@ -103,39 +96,3 @@ def comparisons(table: Table, name: str) -> dict[str, Comparison]:
         return {}
     metric = ALL_METRICS[table.metric]
     return {row.label: compare(row, base, table.scored, metric) for row in table.rows if row is not base}
-
-
-def comparison_table(table: Table, name: str) -> TextTable:
-    """Make a table of the differences to one method, with their interval and test."""
-    compared = comparisons(table, name)
-    title = f"{table.protocol.title} · against {name}"
-    if not compared:
-        why = "is the only row of" if find_row(table, name) else "is not in"
-        return TextTable(title, [], [], about=[f"{name} {why} this table."])
-    metric = ALL_METRICS[table.metric]
-    rows = [TextRow(label, _text_cells(result, metric.digits)) for label, result in compared.items()]
-    notes = [
-        f"W/T/L: wins, ties (differences below {tie(metric):g} points) and losses.",
-        "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
-        "of methods; pairs of one setting are not independent of each other.",
-    ]
-    if any(result.p is None for result in compared.values()):
-        notes.append(f"No test (too few) below {LEAST_PAIRS} pairs that do not tie.")
-    about = [
-        f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
-        f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by Student's t."
-    ]
-    return TextTable(title, COMPARISON_COLUMNS, rows, about, notes=notes)
-
-
-def _text_cells(result: Comparison, digits: int) -> list[TextCell]:
-    def signed(value: float | None) -> str:
-        return "" if value is None else f"{value:+z.{digits}f}"
-
-    return [
-        TextCell(str(result.pairs)),
-        TextCell(signed(result.difference)),
-        TextCell("" if result.low is None else f"{signed(result.low)} to {signed(result.high)}"),
-        TextCell(f"{result.wins}/{result.ties}/{result.losses}"),
-        TextCell("too few" if result.p is None else f"{result.p:.3g}"),
-    ]

@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench import escaping
 from flnl_bench.atomic_files import json_text
 from flnl_bench.engine.ledger import PER, sentence
-from flnl_bench.leaderboards.agreement import agreements, compared_dataset
 from flnl_bench.leaderboards.comparison import Comparison, comparisons
-from flnl_bench.leaderboards.cost import COST_COLUMNS, sent_numbers
-from flnl_bench.leaderboards.metrics import COST
-from flnl_bench.leaderboards.paper import both_protocols, paper_average, paper_cells, without_paper_numbers
+from flnl_bench.leaderboards.metrics import COST, COST_COLUMNS, sent_numbers
+from flnl_bench.leaderboards.paper import (
+    agreements,
+    both_protocols,
+    compared_dataset,
+    paper_average,
+    paper_cells,
+    without_paper_numbers,
+)
 from flnl_bench.leaderboards.render import table_notes
-from flnl_bench.leaderboards.rows import Cell, Row
-from flnl_bench.leaderboards.table import Table, mark_table
+from flnl_bench.leaderboards.table import Cell, Row, Table, mark_table
 
 if TYPE_CHECKING:
-    from flnl_bench.leaderboards.leaderboard import Leaderboard
+    from flnl_bench.leaderboards.pandas_api import Leaderboard
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
 _ROW = ("method", "label", "version", "codes", "hyperparameters")

@@ -16,7 +16,7 @@ from flnl_bench.errors import BadInput, unknown
 from flnl_bench.escaping import html, latex, markdown
 
 if TYPE_CHECKING:
-    from flnl_bench.leaderboards.leaderboard import Leaderboard
+    from flnl_bench.leaderboards.pandas_api import Leaderboard
     from flnl_bench.leaderboards.render import TextCell, TextRow, TextTable
 
 
@@ -47,9 +47,9 @@ def choose_format(name: str | None, file: Path | None) -> Format:
 # -- text and data -----------------------------------------------------------------------------------
 def write_table(board: Leaderboard) -> str:
     """Write the tables as a wide terminal shows them, without colours."""
-    from flnl_bench.leaderboards.terminal import as_text
+    from flnl_bench.leaderboards.terminal import tables_as_text
 
-    return as_text(board.text_tables)
+    return tables_as_text(board.text_tables)
 
 
 def write_csv(board: Leaderboard) -> str:

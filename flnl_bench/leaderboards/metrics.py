@@ -1,10 +1,15 @@
-"""The numbers by which runs can be compared: accuracies, and diagnostics of the last round."""
+"""The numbers of one run: accuracies, diagnostics of the last round, cost, and recall by class."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from flnl_bench.errors import unknown
+from flnl_bench.engine.ledger import PER, Sent, merge, per_unit
+from flnl_bench.errors import BadInput, unknown
+from flnl_bench.results.beliefs import read_beliefs
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord
 
 COST = "cost"  # not a number but a table of its own
@@ -62,3 +67,70 @@ def check_metric(name: str) -> None:
     """Refuse a metric that no run can have."""
     if name != COST and name not in ALL_METRICS:
         raise unknown("metric", name, (*ALL_METRICS, COST))
+
+
+# -- cost --------------------------------------------------------------------------------------------
+COST_COLUMNS = {  # the numbers of a run, and their headers
+    "megabytes_down": "down (MB)",
+    "megabytes_up": "up (MB)",
+    "forward": "forward",
+    "backward": "backward",
+    "mixtures": "mixtures",
+    "searches": "searches",
+    "seconds": "seconds",
+}
+
+
+def run_cost(record: RunRecord) -> dict[str, float | None]:
+    """Return megabytes per client and round, passes per sample and round, and the rest per round."""
+    summary = record.result()
+    rounds, counts = summary.rounds, summary.counts
+    samples, trained = counts["samples"], counts["sent"].get("n_k")
+    clients = trained["messages"] if trained else 0  # a method may train nobody
+    return {
+        "megabytes_down": summary.bytes_down / clients / 1e6 if clients else None,
+        "megabytes_up": summary.bytes_up / clients / 1e6 if clients else None,
+        "forward": summary.forward / samples if samples else None,
+        "backward": summary.backward / samples if samples else None,
+        "mixtures": counts["mixtures"] / rounds,
+        "searches": counts["searches"] / rounds,
+        "seconds": summary.seconds / rounds,
+    }
+
+
+def mean_cost(records: Sequence[RunRecord]) -> dict[str, float | None]:
+    """Return the mean cost of runs; None where no run has the number."""
+    costs = [run_cost(record) for record in records]
+    known = {name: [value for cost in costs if (value := cost[name]) is not None] for name in COST_COLUMNS}
+    return {name: statistics.fmean(values) if values else None for name, values in known.items()}
+
+
+def merged_messages(records: Iterable[RunRecord]) -> Sent:
+    """Return the messages next to the weights of all runs as one."""
+    return merge(record.result().counts["sent"] for record in records)
+
+
+def sent_numbers(sent: Sent) -> dict[str, float]:
+    """Return how many numbers are sent for each sample, for each class and once per client."""
+    return {f"sent_per_{per}": per_unit(sent, "numbers", per) for per in PER}
+
+
+# -- recall by class ---------------------------------------------------------------------------------
+def class_recall(beliefs: Path) -> list[float | None]:
+    """Return the share of right labels that a method's sieve calls clean, by class.
+
+    A class that was not judged has None. The list is empty without beliefs, a sieve or a known truth.
+    """
+    try:
+        arrays = read_beliefs(beliefs, ("given", "true", "clean"))
+    except BadInput:
+        return []
+    given, clean = arrays["given"], arrays["clean"]
+    if not len(given):
+        return []
+    right = (given == arrays["true"]) & (clean >= 0)
+    recalls: list[float | None] = []
+    for label in range(int(given.max()) + 1):
+        judged = clean[right & (given == label)]
+        recalls.append(float((judged == 1).mean()) if len(judged) else None)
+    return recalls

@@ -13,10 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.config import NAMES, plain
+from flnl_bench.config import RUN_NAMES
 from flnl_bench.errors import BadInput, require
-from flnl_bench.leaderboards.leaderboard import Leaderboard, make_leaderboard
-from flnl_bench.leaderboards.metrics import check_metric
+from flnl_bench.leaderboards.comparability import Names, chosen
+from flnl_bench.leaderboards.comparison import check_row_name
+from flnl_bench.leaderboards.formats import FORMATS, html_fragment
+from flnl_bench.leaderboards.metrics import COST, check_metric
+from flnl_bench.leaderboards.paper import both_protocols, paper_cells, without_paper_numbers
+from flnl_bench.leaderboards.render import (
+    TextTable,
+    agreement_table,
+    comparison_table,
+    cost_table,
+    main_table,
+    seed_sets,
+)
+from flnl_bench.leaderboards.table import Table, make_tables, table_warnings
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import (
     METRICS,
@@ -103,18 +115,98 @@ def check_folder(folder: Path) -> None:
         raise BadInput(f"there is no results folder {folder} (`flnl-bench run` makes results/runs)")
 
 
+# -- leaderboards ------------------------------------------------------------------------------------
+@dataclass(frozen=True, repr=False)
+class Leaderboard:
+    """Methods × settings, mean ± standard deviation over seeds, a table for each protocol.
+
+    A notebook shows it, `print` prints the tables of the terminal, and `.frame` has its numbers.
+    """
+
+    tables: Sequence[Table]
+    metric: str  # cost: the numbers of the tables are last10, and the text tables show costs
+    warnings: Sequence[str] = ()  # tables kept apart, runs left out, numbers that may not be compared
+    against: str | None = None
+    paper: bool = False
+    problems: Mapping[Path, str] = field(default_factory=dict)  # files that could not be read, and why
+    unfinished: Mapping[Path, str] = field(default_factory=dict)  # run folders by status
+
+    @functools.cached_property
+    def text_tables(self) -> list[TextTable]:
+        """Each table as text, followed by its comparisons; the agreement with the paper comes last."""
+        if self.metric == COST:
+            return [cost_table(table, paper=self.paper) for table in self.tables]
+        texts = []
+        for table in self.tables:
+            texts.append(main_table(table, paper=self.paper))
+            if self.against is not None:
+                texts.append(comparison_table(table, self.against))
+        agreement = agreement_table(self.tables) if self.paper else None
+        return texts + ([agreement] if agreement else [])
+
+    @property
+    def remarks(self) -> list[str]:
+        """The warnings and the numbers of files and runs that are not counted, for formats without stderr."""
+        counts = {
+            "files could not be read (see .problems)": len(self.problems),
+            "runs are not finished (see .unfinished)": len(self.unfinished),
+        }
+        not_counted = [f"not counted: {count} {text}" for text, count in counts.items() if count]
+        return not_counted + [f"warning: {text}" for text in self.warnings]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per cell and one called `avg` per method, with the columns of the CSV and all digits."""
+        import pandas as pd
+
+        from flnl_bench.leaderboards.export import cell_lines, column_names
+
+        frame = pd.DataFrame(cell_lines(self), columns=list(column_names(self)))
+        return frame.astype({"count": "Int64"}) if "count" in frame else frame
+
+    def to_markdown(self) -> str:
+        """Write tables for GitHub and similar sites."""
+        return FORMATS["md"].write(self)
+
+    def to_latex(self) -> str:
+        r"""Write booktabs tables for \input; the preamble needs booktabs and graphicx."""
+        return FORMATS["latex"].write(self)
+
+    def to_csv(self) -> str:
+        """Write the frame as text: one line per cell."""
+        return FORMATS["csv"].write(self)
+
+    def to_html(self) -> str:
+        """Write one page that needs no other file."""
+        return FORMATS["html"].write(self)
+
+    def to_json(self) -> str:
+        """Write one document with everything: seeds, fingerprints, protocols, hyper-parameters, warnings."""
+        return FORMATS["json"].write(self)
+
+    def __str__(self) -> str:
+        from flnl_bench.leaderboards.terminal import tables_as_text, width_here
+
+        return "".join(f"{text}\n" for text in self.remarks) + tables_as_text(self.text_tables, width_here())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_fragment(self)
+
+
 def leaderboard(
     source: Results | pd.DataFrame | str | os.PathLike[str],
     metric: str = METRICS[0],
-    datasets: str | Sequence[str] | None = None,
-    presets: str | Sequence[str] | None = None,
+    datasets: Names = None,
+    presets: Names = None,
     against: str | None = None,
     paper: bool = False,
     *,
-    methods: str | Sequence[str] | None = None,
-    settings: str | Sequence[str] | None = None,
-    partitions: str | Sequence[str] | None = None,
-    seeds: int | Sequence[int] | None = None,
+    methods: Names = None,
+    settings: Names = None,
+    partitions: Names = None,
+    seeds: Names = None,
 ) -> Leaderboard:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
@@ -122,35 +214,49 @@ def leaderboard(
         source: results, their frame of runs or a part of it, or a results folder.
         metric: last10 (mean of the last ten rounds), best (the best round), a diagnostic of the last round
             (memorised, sieve_f_score, noise_ratio_correlation, …), or cost.
-        datasets: Count only these data sets.
-        presets: Count only these presets.
         against: Add paired differences to this method, with confidence interval and test.
         paper: Add the paper's numbers, with the difference and the agreement of the orders.
-        methods: Count only these methods.
-        settings: Count only these settings.
-        partitions: Count only these partitions.
-        seeds: Count only these seeds, for example those of your own runs.
+        datasets, presets, methods, settings, partitions, seeds: Count only the runs with these names.
     """
     check_metric(metric)
+    if against is not None and metric == COST:
+        raise BadInput(
+            "paired differences need a metric with one number per run: leave out --against or cost"
+        )
     if isinstance(source, str | os.PathLike):
         source = load_results(source)
     if isinstance(source, Results):
         records, problems, where = source.records, source.problems, f"below {source.folder}"
     else:
         records, problems, where = records_of(source), {}, "in this frame"
-    if not any(record.done for record in records):
+    finished = [record for record in records if record.done]
+    if not finished:
         raise BadInput(f"there is no finished run {where}")
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
-    names = {name: _several(values) for name, values in {**only, "method": methods}.items()}
-    given = () if seeds is None else plain(seeds)
-    several = [plain(seed) for seed in ([given] if isinstance(given, int | float) else given)]
-    require(all(type(seed) is int for seed in several), "seeds", repr(several), "whole numbers")
-    wanted: dict[str, Sequence[str | int]] = {**names, "seed": several}
-    return make_leaderboard(records, metric, only=wanted, against=against, paper=paper, problems=problems)
+    tables = make_tables(
+        chosen(finished, {**only, "method": methods, "seed": seeds}), METRICS[0] if metric == COST else metric
+    )
+    if not tables:
+        raise BadInput(f"no finished run has a number for {metric}")
+    if against is not None:
+        check_row_name(tables, against)
+    warnings = _warnings(tables, paper=paper and metric != COST)
+    unfinished = {record.folder: record.status for record in records if not record.done}
+    return Leaderboard(tables, metric, warnings, against, paper, problems, unfinished)
 
 
-def _several(names: str | Sequence[str] | None) -> Sequence[str]:
-    return [names] if isinstance(names, str) else names or ()
+def _warnings(tables: Sequence[Table], paper: bool) -> list[str]:
+    """Return the warnings about separate tables, different code and seeds, and about the paper's numbers."""
+    texts = [
+        (table, f"cells have different seeds: {seed_sets(table)}")
+        for table in tables
+        if len(table.seed_sets) > 1
+    ]
+    for table in tables if paper else ():
+        if not table.protocol.is_paper and any(paper_cells(table, row) for row in table.rows):
+            texts.append((table, both_protocols(table)[0]))
+        texts += [(table, f"no number of the paper for {text}") for text in without_paper_numbers(table)]
+    return table_warnings(tables) + [f"{table.protocol.title}: {text}" for table, text in texts]
 
 
 # -- frames ------------------------------------------------------------------------------------------
@@ -160,7 +266,7 @@ def runs_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
 
     rows = [_run_row(record) for record in records]
     scenario = (f"scenario.{name}" for name in _SCENARIO)
-    fixed = [*NAMES, *_SUMMARY, *_CONFIG, *scenario, *_RECORD, "code.method", "run_dir"]
+    fixed = [*RUN_NAMES, *_SUMMARY, *_CONFIG, *scenario, *_RECORD, "code.method", "run_dir"]
     return pd.DataFrame(rows, columns=None if rows else fixed)
 
 
@@ -212,4 +318,4 @@ def rounds_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     for record in records:
         run = {**record.config.names, "run_dir": str(record.folder)}
         rows += [{**run, **flat_round(row)} for row in record.read_rounds()]
-    return pd.DataFrame(rows, columns=None if rows else [*NAMES, "run_dir", "round"])
+    return pd.DataFrame(rows, columns=None if rows else [*RUN_NAMES, "run_dir", "round"])

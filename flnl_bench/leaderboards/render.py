@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.leaderboards.comparability import NOISY
-from flnl_bench.leaderboards.cost import COST_COLUMNS, sent_numbers
-from flnl_bench.leaderboards.metrics import ALL_METRICS
+from flnl_bench.leaderboards.comparison import LEAST_PAIRS, Comparison, comparisons, find_row, tie
+from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, sent_numbers
 from flnl_bench.leaderboards.paper import (
+    LEAST_METHODS,
+    OVERALL,
+    SUBSTITUTE,
+    Agreement,
+    agreements,
     both_protocols,
+    compared_dataset,
+    overall,
     paper_average,
     paper_cells,
     without_paper_numbers,
 )
-from flnl_bench.leaderboards.rows import Cell, Row
-from flnl_bench.leaderboards.table import Table, mark_table
+from flnl_bench.leaderboards.table import Cell, Row, Table, mark_table
 from flnl_bench.methods import declaration
 
 LEGEND = "Best in bold, second underlined."
@@ -77,16 +83,16 @@ def main_table(table: Table, *, paper: bool = False) -> TextTable:
             rows += _paper_rows(table, row, numbers, [TextCell() for _ in ranks])
     about, alarms = about_table(table), list(table.alarms)
     compared = any(row.kind == PAPER for row in rows)
-    unlike = without_paper_numbers(table) if paper else []
+    without_numbers = without_paper_numbers(table) if paper else []
     if compared:
         text, comparable = both_protocols(table)
         about += [f"Protocols: {text}."] if comparable else []
         alarms += [] if comparable else [text]
     elif paper:
         nothing = "No row of this table can be compared with the paper's numbers."
-        about.append(nothing if unlike else "The paper has no numbers for this table.")
+        about.append(nothing if without_numbers else "The paper has no numbers for this table.")
     notes = table_notes(table, paper=compared)
-    notes += [f"No number of the paper for {text}." for text in unlike]
+    notes += [f"No number of the paper for {text}." for text in without_numbers]
     columns = [*numbers, *(["rank"] if ranked else [])]
     return TextTable(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
 
@@ -150,9 +156,84 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
     return TextTable(f"{table.protocol.title} · cost", columns, rows, about, notes=notes)
 
 
+COMPARISON_COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
+
+
+def comparison_table(table: Table, name: str) -> TextTable:
+    """Make a table of the differences to one method, with their interval and test."""
+    compared = comparisons(table, name)
+    title = f"{table.protocol.title} · against {name}"
+    if not compared:
+        why = "is the only row of" if find_row(table, name) else "is not in"
+        return TextTable(title, [], [], about=[f"{name} {why} this table."])
+    metric = ALL_METRICS[table.metric]
+    rows = [TextRow(label, _comparison_cells(result, metric.digits)) for label, result in compared.items()]
+    notes = [
+        f"W/T/L: wins, ties (differences below {tie(metric):g} points) and losses.",
+        "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
+        "of methods; pairs of one setting are not independent of each other.",
+    ]
+    if any(result.p is None for result in compared.values()):
+        notes.append(f"No test (too few) below {LEAST_PAIRS} pairs that do not tie.")
+    about = [
+        f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
+        f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by Student's t."
+    ]
+    return TextTable(title, COMPARISON_COLUMNS, rows, about, notes=notes)
+
+
+def _comparison_cells(result: Comparison, digits: int) -> list[TextCell]:
+    def signed(value: float | None) -> str:
+        return "" if value is None else f"{value:+z.{digits}f}"
+
+    return [
+        TextCell(str(result.pairs)),
+        TextCell(signed(result.difference)),
+        TextCell("" if result.low is None else f"{signed(result.low)} to {signed(result.high)}"),
+        TextCell(f"{result.wins}/{result.ties}/{result.losses}"),
+        TextCell("too few" if result.p is None else f"{result.p:.3g}"),
+    ]
+
+
+def agreement_table(tables: Sequence[Table]) -> TextTable | None:
+    """Make a table of both correlations of every table that has some, and the mean of all cells."""
+    by_title = {table.protocol.title: cells for table in tables if (cells := agreements(table))}
+    if not by_title:
+        return None
+    settings = dict.fromkeys(name for cells in by_title.values() for name in cells if name != OVERALL)
+    columns = [*settings, OVERALL]
+    if len(by_title) > 1:
+        every_cell = [cell for cells in by_title.values() for name, cell in cells.items() if name != OVERALL]
+        by_title["all tables"] = {OVERALL: overall(every_cell)}
+    rows = [
+        TextRow(f"{title}: {name}", [_agreement_cell(cells.get(column), name) for column in columns])
+        for title, cells in by_title.items()
+        for name in ("spearman", "kendall")
+    ]
+    datasets = {table.protocol.config.dataset: compared_dataset(table) for table in tables}
+    substituted = sorted(name for name, compared in datasets.items() if compared != name)
+    about = ["Rank correlation of our means with the paper's: 1 the same order, −1 the reversed one."]
+    if substituted:
+        about.append(
+            f"The paper has no numbers for {', '.join(substituted)}: its order for {SUBSTITUTE} is used."
+        )
+    notes = [
+        f"Over the methods that both have with the values of their presets, at least {LEAST_METHODS}; "
+        "overall: mean over the cells. Spearman's ρ, Kendall's τ_b."
+    ]
+    return TextTable("Order of the methods, here and in the paper", columns, rows, about, notes=notes)
+
+
+def _agreement_cell(agreement: Agreement | None, name: str) -> TextCell:
+    if agreement is None:
+        return TextCell()
+    detail = "" if agreement.methods is None else f"{agreement.methods} methods"
+    return TextCell(f"{getattr(agreement, name):.2f}", detail=detail)
+
+
 # -- the words around the numbers --------------------------------------------------------------------
 def about_table(table: Table) -> list[str]:
-    """Say what the numbers are and how they were made."""
+    """Describe the metric, the seeds and the protocol of a table."""
     metric = ALL_METRICS[table.metric].about(table.protocol.config.training.rounds)
     return [f"{metric}; {_seeds(table)}.", f"Protocol: {table.protocol.line}."]
 
@@ -183,7 +264,7 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
     counts = {cell.count for row in table.rows for cell in row.cells.values()}
     if len(counts) > 1:
         notes.append(
-            f"†n: over n seeds only, where others have {table.seeds}; in a column, only numbers over the "
+            f"†n: over n seeds instead of {table.seeds}; in a column, only numbers over the "
             "most seeds can be best or second."
         )
     if len(table.seed_sets) > 1:

@@ -27,7 +27,7 @@ def width_here() -> int:
     return console.width if console.is_terminal or "COLUMNS" in os.environ else WIDE
 
 
-def as_text(tables: Sequence[TextTable], width: int = WIDE) -> str:
+def tables_as_text(tables: Sequence[TextTable], width: int = WIDE) -> str:
     """Write all tables without colours, and without blanks at the ends of lines."""
     out = io.StringIO()
     plain = Console(file=out, width=width, force_terminal=False, highlight=False, markup=False, emoji=False)

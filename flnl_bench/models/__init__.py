@@ -13,7 +13,7 @@ from flnl_bench.registry import Registry, call, check_entry
 if TYPE_CHECKING:
     from torch import nn
 
-    from flnl_bench.models.network import Network
+    from flnl_bench.models.networks import Network
 
 NORMS = ("batch", "group")
 
@@ -42,10 +42,10 @@ def check_model(entry: object) -> None:
         raise BadInput(f"ModelKind {entry.name!r} has no function `build`")
 
 
-def _backbones() -> ModuleType:
-    from flnl_bench.models import backbones
+def _networks() -> ModuleType:
+    from flnl_bench.models import networks
 
-    return backbones
+    return networks
 
 
 MODELS: Registry[ModelKind] = Registry(
@@ -56,53 +56,53 @@ MODELS: Registry[ModelKind] = Registry(
         ModelKind(
             "tiny-cnn",
             "three convolutions for small grey images (8×8 to 28×28), 94 thousand weights",
-            lambda channels, norm: _backbones().tiny_cnn(channels, norm),
+            lambda channels, norm: _networks().tiny_cnn(channels, norm),
         ),
         ModelKind(
             "tiny-cnn-quarter",
             "tiny-cnn with a stride of 4 in the stem: 32×32 images at the cost of 8×8, 95 thousand weights",
-            lambda channels, norm: _backbones().tiny_cnn(channels, norm, stride=4),
+            lambda channels, norm: _networks().tiny_cnn(channels, norm, stride=4),
         ),
         ModelKind(
             "tiny-cnn-16",
             "tiny-cnn half as wide, 24 thousand weights",
-            lambda channels, norm: _backbones().tiny_cnn(channels, norm, width=16),
+            lambda channels, norm: _networks().tiny_cnn(channels, norm, width=16),
         ),
         ModelKind(
             "resnet8",
             "CIFAR ResNet with one block per stage, 75 thousand weights",
-            lambda channels, norm: _backbones().thin_resnet(8, channels, norm),
+            lambda channels, norm: _networks().thin_resnet(8, channels, norm),
         ),
         ModelKind(
             "resnet8-half",
             "resnet8 with a stride of 2 in the stem: a quarter of the cost, 75 thousand weights",
-            lambda channels, norm: _backbones().thin_resnet(8, channels, norm, stride=2),
+            lambda channels, norm: _networks().thin_resnet(8, channels, norm, stride=2),
         ),
         ModelKind(
             "resnet20",
             "CIFAR ResNet of He et al. with three blocks per stage, 0.27 million weights",
-            lambda channels, norm: _backbones().thin_resnet(20, channels, norm),
+            lambda channels, norm: _networks().thin_resnet(20, channels, norm),
         ),
         ModelKind(
             "resnet18",
             "ResNet-18 with a 3×3 stem for 32×32 images, 11.2 million weights",
-            lambda channels, norm: _backbones().wide_resnet((2, 2, 2, 2), channels, norm),
+            lambda channels, norm: _networks().wide_resnet((2, 2, 2, 2), channels, norm),
         ),
         ModelKind(
             "resnet18-projection",
             "resnet18 and a normalised linear layer, as in the code of FedGR's authors, 11.4 million weights",
-            lambda channels, norm: _backbones().projected_resnet18(channels, norm),
+            lambda channels, norm: _networks().projected_resnet18(channels, norm),
         ),
         ModelKind(
             "resnet34",
             "ResNet-34 with a 3×3 stem for 32×32 images, 21.3 million weights",
-            lambda channels, norm: _backbones().wide_resnet((3, 4, 6, 3), channels, norm),
+            lambda channels, norm: _networks().wide_resnet((3, 4, 6, 3), channels, norm),
         ),
         ModelKind(
             "resnet50",
             "torchvision's ResNet-50 for 224×224 images, optional ImageNet weights, 23.5 million weights",
-            lambda channels, norm: _backbones().resnet50(channels, norm),
-            pretrained=lambda: _backbones().pretrained_resnet50(),
+            lambda channels, norm: _networks().resnet50(channels, norm),
+            pretrained=lambda: _networks().pretrained_resnet50(),
         ),
     ),
 )
@@ -114,7 +114,7 @@ def find_model(name: str, norm: str = "batch", pretrained: bool = False) -> Mode
     if norm not in NORMS:
         raise unknown("norm", norm, NORMS)
     if pretrained and (kind.pretrained is None or norm != "batch"):
-        pretrained_names = ", ".join(each.name for each in MODELS.complete().values() if each.pretrained)
+        pretrained_names = ", ".join(entry.name for entry in MODELS.complete().values() if entry.pretrained)
         network = name if norm == "batch" else f"{name} with the norm {norm!r}"
         raise BadInput(
             f"{network} has no ImageNet weights; they exist for --model {pretrained_names} --norm batch"
@@ -134,7 +134,7 @@ def make_network(
         norm: "batch" or "group".
         pretrained: start from ImageNet weights; resnet50 only.
     """
-    from flnl_bench.models.network import Network
+    from flnl_bench.models.networks import Network
 
     kind, who = find_model(name, norm, pretrained), f"model {name!r}"
     if pretrained and channels != 3:

@@ -259,12 +259,9 @@ def observe_memorization(
         if measured is None:
             loaded = stage(cached_dataset(case.dataset, data, loading), case.setting, data, loading)
             scenario = _federate(case, loaded)
-            make_writable(
-                folder
-            )  # an impossible case leaves no folder, and an impossible folder no wasted time
-            measured = _observe(
-                case, dress(loaded, scenario), scenario, devices, every, progress or (lambda *_: None)
-            )
+            make_writable(folder)  # after the checks of the case, and before its training
+            report = progress or (lambda *_: None)
+            measured = _observe(case, dress(loaded, scenario), scenario, devices, every, report)
             content = {"config": case.as_dict(), "every": every, "rows": measured}
             replace_file(path, json_text(content) + "\n")
         rows += [{"case": case_title(case), **case_values(case), **row} for row in measured]
@@ -299,15 +296,14 @@ def _observe(
     def report(model: str, finished: int, rounds: int) -> None:
         progress(f"{title} · {model}", finished, rounds)
 
-    return [
-        row
-        for method, (scenario, protocol) in trainings.items()
-        for row in watch(method, scenario, protocol, dataset, case.seed, devices, every, report)
-    ]
+    rows: list[Measurement] = []
+    for method, (scenario, protocol) in trainings.items():
+        rows += watch(method, scenario, protocol, dataset, case.seed, devices, every, report)
+    return rows
 
 
 def _read(path: Path) -> list[Measurement] | None:
-    """Read the measurements of a finished case; None if there is no whole file."""
+    """Read the measurements of a finished case; None if there is no complete file."""
     try:
         rows: list[Measurement] = json.loads(path.read_bytes())["rows"]
     except (FileNotFoundError, NotADirectoryError, ValueError):

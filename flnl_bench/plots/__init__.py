@@ -1,8 +1,11 @@
-"""Pictures of runs, as functions that return a matplotlib figure; `flnl-bench plot` calls them."""
+"""Pictures of runs, as functions that return a matplotlib figure; `flnl-bench plot` calls them.
+
+`source` is results, a frame of runs, a run, a folder of one or many runs, or several of these; filters
+(method, dataset, partition, setting, preset, seed) select runs by one name or several.
+"""
 
 from flnl_bench.plots.judgements import fscore, noise, sieve
-from flnl_bench.plots.observed import observed_memorization
-from flnl_bench.plots.rounds import curves, memorization, pair
+from flnl_bench.plots.rounds import curves, memorization, observed_memorization, pair
 from flnl_bench.plots.scenarios import partition, transitions
 from flnl_bench.plots.style import Figure, check_file, look_of, save
 from flnl_bench.plots.summaries import ablation, cost, grid

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.rows import Row
-from flnl_bench.plots.source import Filters, Numbers, Panel, beliefs_of, panels_of, runs_of, titles_of
+from flnl_bench.leaderboards.table import Row
+from flnl_bench.plots.source import Filters, Numbers, Panel, beliefs_of, panels_of, runs_of
 from flnl_bench.plots.style import (
     CLEAN,
     NEUTRAL,
     WRONG,
     Figure,
-    canvas,
-    head,
     in_style,
+    label_text,
     legend,
     look_of,
-    plain,
+    titled_canvas,
 )
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
 
@@ -51,10 +50,6 @@ def sieve(source: Source, **filters: Unpack[Filters]) -> Figure:
 
     The mixture has the shares, means and variances that the method's clean probabilities give the losses;
     where a method keeps no probabilities, two Gaussians are fitted to all losses.
-
-    Args:
-        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
-        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     runs = runs_of(source, filters)
     drawable = [
@@ -66,16 +61,12 @@ def sieve(source: Source, **filters: Unpack[Filters]) -> Figure:
     ]
     if not drawable:
         raise BadInput(_nothing(runs, "the losses of a sieve"))
-    figure, axes = canvas(len(drawable))
-    parts = [(*panel.parts, row.label, f"seed {record.config.seed}") for panel, row, record in drawable]
-    common, titles = titles_of(parts)
+    names = [(*panel.parts, row.label, f"seed {record.config.seed}") for panel, row, record in drawable]
+    figure, axes = titled_canvas(names, "density")
     drawn: dict[str, Any] = {}
-    for axis, (_, _, record), title in zip(axes, drawable, titles, strict=True):
+    for axis, (_, _, record) in zip(axes, drawable, strict=True):
         drawn |= _histogram(axis, record)
-        axis.set(title=plain(title, 60), xlabel="loss")
-        if axis.get_subplotspec().is_first_col():
-            axis.set_ylabel("density")
-    head(figure, common)
+        axis.set_xlabel("loss")
     legend(figure, drawn)
     return figure
 
@@ -133,10 +124,6 @@ def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
     """Draw estimated against true noise ratios of clients, a panel per cell; r is Pearson's correlation.
 
     Seeds are drawn together, and r is of all points of a method.
-
-    Args:
-        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
-        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     from flnl_bench.results.diagnostics import correlation
 
@@ -147,22 +134,19 @@ def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
         return known
 
     values = _by_panel(runs_of(source, filters), ratios, "an estimate of the noise ratio of its clients")
-    figure, axes = canvas(len(values), size=(3.1, 3.3))
-    common, titles = titles_of([panel.parts for panel, _ in values])
-    for axis, (_, rows), title in zip(axes, values, titles, strict=True):
+    names = [panel.parts for panel, _ in values]
+    figure, axes = titled_canvas(names, "estimated noise ratio", size=(3.1, 3.3))
+    for axis, (_, rows) in zip(axes, values, strict=True):
         axis.axline((0, 0), slope=1, color=NEUTRAL, linewidth=0.8, linestyle=":")
         for row, points in rows:
             look, r = look_of(row.label), correlation(points[:, 1], points[:, 0])
             shown = "undefined" if r is None else f"{r:.2f}"
-            name = f"{plain(row.label, 28)}, r = {shown}"
+            name = f"{label_text(row.label, 28)}, r = {shown}"
             axis.scatter(*points.T, color=look.colour, marker=look.marker, s=16, alpha=0.75, label=name)
-        axis.set(title=plain(title, 60), xlabel="true noise ratio", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+        axis.set(xlabel="true noise ratio", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
         axis.set_aspect("equal")
         axis.set(xticks=np.linspace(0, 1, 6), yticks=np.linspace(0, 1, 6))
         axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-        if axis.get_subplotspec().is_first_col():
-            axis.set_ylabel("estimated noise ratio")
-    head(figure, common)
     return figure
 
 
@@ -171,26 +155,19 @@ def fscore(source: Source, **filters: Unpack[Filters]) -> Figure:
     """Draw the F-scores of the clean/noisy split over clients, by method, a panel per cell.
 
     "Clean" is the class to be found; clients that a method judged count once per seed.
-
-    Args:
-        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
-        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     values = _by_panel(runs_of(source, filters), client_scores, "a split into clean and noisy samples")
-    figure, axes = canvas(len(values), sharey=True, size=(3.1, 2.9))
-    common, titles = titles_of([panel.parts for panel, _ in values])
-    for axis, (_, rows), title in zip(axes, values, titles, strict=True):
+    names = [panel.parts for panel, _ in values]
+    figure, axes = titled_canvas(names, "F-score of a client", sharey=True, size=(3.1, 2.9))
+    for axis, (_, rows) in zip(axes, values, strict=True):
         for place, (row, scores) in enumerate(rows, 1):
             _box(axis, place, row.label, scores)
-        axis.set_xticks(range(1, len(rows) + 1), [plain(row.label, 24) for row, _ in rows])
+        axis.set_xticks(range(1, len(rows) + 1), [label_text(row.label, 24) for row, _ in rows])
         axis.tick_params(axis="x", labelrotation=40, bottom=False)
         for text in axis.get_xticklabels():
             text.set(ha="right", rotation_mode="anchor")
-        axis.set(title=plain(title, 60), ylim=(-0.02, 1.02))
+        axis.set_ylim(-0.02, 1.02)
         axis.grid(visible=False, axis="x")
-        if axis.get_subplotspec().is_first_col():
-            axis.set_ylabel("F-score of a client")
-    head(figure, common)
     return figure
 
 
@@ -223,11 +200,11 @@ def _box(axis: Any, place: int, label: str, scores: Numbers) -> None:
     )
     # Next to each other in their order, not at random: the same picture for the same runs.
     spread = place + np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else [place]
-    axis.scatter(spread, scores, color=look.colour, marker=look.marker, s=10, alpha=0.6, label=plain(label))
+    axis.scatter(spread, scores, color=look.colour, marker=look.marker, s=10, alpha=0.6)
 
 
 def _by_panel(
-    runs: Sequence[RunRecord], values_of: Callable[[RunRecord], Numbers], what: str
+    runs: Sequence[RunRecord], values_of: Callable[[RunRecord], Numbers], missing: str
 ) -> list[tuple[Panel, list[tuple[Row, Numbers]]]]:
     """Return the values of each row in each panel, over its seeds, without rows and panels that have none."""
     panels = []
@@ -238,12 +215,12 @@ def _by_panel(
         if rows := [(row, values) for row, values in rows if len(values)]:
             panels.append((panel, rows))
     if not panels:
-        raise BadInput(_nothing(runs, what))
+        raise BadInput(_nothing(runs, missing))
     return panels
 
 
-def _nothing(runs: Sequence[RunRecord], what: str) -> str:
+def _nothing(runs: Sequence[RunRecord], missing: str) -> str:
     absent = sum(not (record.folder / BELIEFS_FILE).is_file() for record in runs)
     methods = ", ".join(sorted({record.config.method for record in runs}))
     files = f"; {absent} of {len(runs)} have no {BELIEFS_FILE}" if absent else ""
-    return f"no run of {methods} has recorded {what}{files}"
+    return f"no run of {methods} has recorded {missing}{files}"

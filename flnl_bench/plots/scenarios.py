@@ -12,8 +12,8 @@ import numpy as np
 
 from flnl_bench.errors import BadInput, require
 from flnl_bench.leaderboards.comparability import setting_key
-from flnl_bench.plots.source import Filters, beliefs_of, runs_of, titles_of
-from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, legend, plain
+from flnl_bench.plots.source import Filters, beliefs_of, runs_of
+from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, label_text, legend, titles_of
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
 from flnl_bench.scenario import Scenario
 
@@ -59,7 +59,7 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
         _bubbles(axis, counts, area, CLEAN, "images of the class")
         if wrong is not None:
             _bubbles(axis, wrong, area, WRONG, "of them wrongly labelled")
-        axis.set(title=plain(title, 80), xlabel="client", ylabel="class")
+        axis.set(title=label_text(title, 80), xlabel="client", ylabel="class")
         axis.set(xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
         if classes <= 2 * NUMBERED:
             axis.set_yticks(range(classes))
@@ -122,7 +122,7 @@ def transitions(source: Source, client: int | Sequence[int] = (), **filters: Unp
             axis.set_xticks(range(shares.shape[1]))
             axis.set_yticks(range(len(shares)))
         no_class = " (the last: none)" if len(shares) > shares.shape[1] else ""
-        axis.set(title=plain(title, 60), xlabel="given class", ylabel=f"true class{no_class}")
+        axis.set(title=label_text(title, 60), xlabel="given class", ylabel=f"true class{no_class}")
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes, shrink=0.7, label="share of the true class")
     head(figure, common)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
-from flnl_bench.config import plain
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.comparability import Protocol, chosen, setting_key
+from flnl_bench.leaderboards.comparability import Names, Protocol, chosen, setting_key
 from flnl_bench.leaderboards.pandas_api import Results, records_of
-from flnl_bench.leaderboards.rows import Row
-from flnl_bench.leaderboards.table import make_tables
+from flnl_bench.leaderboards.table import Row, make_tables
 from flnl_bench.results.beliefs import read_beliefs
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import BELIEFS_FILE, ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     Source: TypeAlias = Results | RunRecord | pd.DataFrame | Scenario | str | os.PathLike[str] | Sequence[Any]
 
-Names = str | int | Iterable[str | int] | None
 FILTERS = ("method", "dataset", "partition", "setting", "preset", "seed")
 Numbers = np.ndarray[Any, Any]
 
@@ -52,12 +49,11 @@ def runs_of(source: Source, filters: Mapping[str, Any], *, family: bool = False)
         raise BadInput(f"there is no finished run in {_source_name(source)}")
     for name in filters.keys() - {*FILTERS}:
         raise unknown("filter", name, FILTERS)
-    only = {name: [plain(value) for value in _several(filters.get(name))] for name in FILTERS}
-    if family and only["method"]:
-        names = {record.config.method for record in records}
-        variants = sorted(name for name in names if base_of(name) in only["method"])
-        only["method"] = variants or only["method"]
-    return chosen(records, only)
+    if family and (wanted := filters.get("method")):
+        methods = {record.config.method for record in records}
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        filters = {**filters, "method": [m for m in methods if base_of(m) in wanted] or wanted}
+    return chosen(records, filters)
 
 
 def base_of(method: str) -> str:
@@ -98,10 +94,6 @@ def _check_finished(record: RunRecord) -> None:
         raise BadInput(f"the run in {record.folder} is not finished: its status is {record.status}")
 
 
-def _several(names: Names) -> list[Any]:
-    return [] if names is None else [names] if isinstance(names, str | int) else list(names)
-
-
 def _source_name(source: Any) -> str:
     if isinstance(source, list | tuple):
         return ", ".join(map(_source_name, source)) or "nothing"
@@ -109,7 +101,7 @@ def _source_name(source: Any) -> str:
 
 
 # -- the files of a run ------------------------------------------------------------------------------
-def rounds_of(record: RunRecord) -> list[RoundRow]:
+def whole_rounds(record: RunRecord) -> list[RoundRow]:
     """Read all rounds of a run."""
     rows, total = record.read_rounds(), record.config.training.rounds
     if len(rows) != total:
@@ -157,13 +149,3 @@ def panels_of(records: Sequence[RunRecord]) -> list[Panel]:
         for table in tables
         for setting in sorted({name for row in table.rows for name in row.runs}, key=setting_key)
     ]
-
-
-def titles_of(parts: Sequence[tuple[str, ...]]) -> tuple[str, list[str]]:
-    """Return the parts that all names have in common as one text, and the other parts of each name."""
-    common = [values[0] if len(set(values)) == 1 else None for values in zip(*parts, strict=True)]
-    own = [
-        " · ".join(part for part, shared in zip(name, common, strict=True) if shared is None)
-        for name in parts
-    ]
-    return " · ".join(part for part in common if part), own

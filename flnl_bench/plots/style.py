@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from flnl_bench.atomic_files import replace_file
 from flnl_bench.errors import BadInput, unknown
@@ -25,9 +25,10 @@ except ImportError:
     raise BadInput("plots need matplotlib: pip install 'flnl-bench[plot]'") from None
 
 P = ParamSpec("P")
+Drawn = TypeVar("Drawn")
 
-# Okabe and Ito's colours, their yellow darkened for white paper, with a grey and Tol's wine. Colours are
-# told apart in black and white, and by everybody, only together with the markers.
+# Okabe and Ito's colours, their yellow darkened for white paper, with a grey and Tol's wine. Markers separate
+# methods in black and white, and for colour-blind readers.
 COLOURS = (
     *("#000000", "#8c8c8c", "#e69f00", "#56b4e9", "#009e73"),
     *("#cc79a7", "#0072b2", "#882255", "#a39300", "#d55e00"),
@@ -64,10 +65,10 @@ class Look(NamedTuple):
 
 
 def look_of(name: str) -> Look:
-    """The look of a method, variant or row of a table: the same in every picture, whatever else is there.
+    """Return the look of a method, variant or row of a table, which is the same in every picture.
 
-    It is the one that the method declares. What is not declared follows from the name, so two names may look
-    alike. Another version of a method, as in "fedgr v2", only has other dashes.
+    The method declares it. The digest of the name selects what is not declared, so two names may look alike.
+    Another version of a method, as in "fedgr v2", differs only in its dashes.
     """
     version = re.search(r" v(\d+)$", name)
     name = name[: version.start()] if version else name
@@ -84,8 +85,8 @@ def look_of(name: str) -> Look:
     )
 
 
-def plain(name: object, longest: int = LONGEST) -> str:
-    """A name as it is, and nothing else: no formula, no line break, nothing that a legend leaves out."""
+def label_text(name: object, longest: int = LONGEST) -> str:
+    """Return a name that matplotlib shows as it is: no formula, no line break, no leading underscore."""
     text = "".join("\ufffd" if unicodedata.category(c)[0] == "C" else c for c in str(name))
     text = text if len(text) <= longest else text[: longest - 1] + "…"
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
@@ -99,11 +100,11 @@ class Figure(BareFigure):
         return as_bytes(self, "png")
 
 
-def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
     """Draw with our settings and not with those of the user's matplotlibrc."""
 
     @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Drawn:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(RC)
@@ -115,7 +116,7 @@ def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def canvas(
     panels: int, *, columns: int = 3, size: tuple[float, float] = (3.1, 2.5), **share: Any
 ) -> tuple[Figure, list[Any]]:
-    """A figure with so many panels and no empty ones."""
+    """Make a figure with this number of panels and no empty ones."""
     if panels > MOST_PANELS:
         raise BadInput(
             f"this would be {panels} panels, at most {MOST_PANELS} can be read; choose some by method, "
@@ -134,18 +135,42 @@ def canvas(
     return figure, axes[:panels]
 
 
+def titled_canvas(
+    names: Sequence[tuple[str, ...]], ylabel: str | None = None, **layout: Any
+) -> tuple[Figure, list[Any]]:
+    """Make a panel for each name; its title has the parts that differ, the head of the figure the others."""
+    figure, axes = canvas(len(names), **layout)
+    common, titles = titles_of(names)
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(label_text(title, 80))
+        if ylabel and axis.get_subplotspec().is_first_col():
+            axis.set_ylabel(ylabel)
+    head(figure, common)
+    return figure, axes
+
+
+def titles_of(parts: Sequence[tuple[str, ...]]) -> tuple[str, list[str]]:
+    """Return the parts that all names have in common as one text, and the other parts of each name."""
+    common = [values[0] if len(set(values)) == 1 else None for values in zip(*parts, strict=True)]
+    own = [
+        " · ".join(part for part, shared in zip(name, common, strict=True) if shared is None)
+        for name in parts
+    ]
+    return " · ".join(part for part in common if part), own
+
+
 def head(figure: Figure, text: str) -> None:
-    """What all panels have in common, above them."""
-    lines = textwrap.wrap(plain(text, 400), int(13 * figure.get_figwidth()))
+    """Write the text that all panels share above them."""
+    lines = textwrap.wrap(label_text(text, 400), int(13 * figure.get_figwidth()))
     figure.suptitle("\n".join(lines), fontsize=9)
     _grow(figure, len(lines))
 
 
 def legend(figure: Figure, entries: Mapping[str, Any], spacing: float = 0.5) -> None:
-    """All entries below the panels, in as many columns as fit."""
-    names = [plain(name) for name in entries]
-    room = 13 * figure.get_figwidth()  # characters of a line
-    columns = max(1, min(len(names), int(room / (6 + max(map(len, names))))))
+    """Write all entries below the panels, in as many columns as fit."""
+    names = [label_text(name) for name in entries]
+    width = 13 * figure.get_figwidth()  # characters of a line
+    columns = max(1, min(len(names), int(width / (6 + max(map(len, names))))))
     handles = list(entries.values())
     place = {"loc": "outside lower center", "ncols": columns, "labelspacing": spacing}
     figure.legend(handles, names, fontsize=8, **place)
@@ -153,18 +178,16 @@ def legend(figure: Figure, entries: Mapping[str, Any], spacing: float = 0.5) -> 
 
 
 def _grow(figure: Figure, lines: float) -> None:
-    """Room for lines of text, so that the panels keep their size."""
+    """Make the figure higher by lines of text, so that the panels keep their size."""
     figure.set_figheight(figure.get_figheight() + 0.18 * lines)
 
 
+@in_style
 def as_bytes(figure: Figure, kind: str) -> bytes:
-    """The picture as a file of this kind; the same bytes for the same runs."""
+    """Return the picture as a file of this kind; the same runs give the same bytes."""
     buffer = io.BytesIO()
     stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(RC)
-        figure.savefig(buffer, format=kind, metadata=stamp)
+    figure.savefig(buffer, format=kind, metadata=stamp)
     return buffer.getvalue()
 
 
@@ -185,6 +208,6 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def listed(names: Sequence[object]) -> str:
-    """Names for an error, the first ones of many."""
+    """Write the first eight names of an error message."""
     shown = ", ".join(map(str, names[:8]))
     return f"{shown}, …" if len(names) > 8 else shown

@@ -10,8 +10,19 @@ import numpy as np
 
 from flnl_bench.config import int_if_integral, key_of
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of, titles_of
-from flnl_bench.plots.style import Figure, canvas, head, in_style, legend, listed, look_of, plain
+from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of
+from flnl_bench.plots.style import (
+    Figure,
+    canvas,
+    head,
+    in_style,
+    label_text,
+    legend,
+    listed,
+    look_of,
+    titled_canvas,
+    titles_of,
+)
 from flnl_bench.results.run_record import METRICS, RunRecord
 from flnl_bench.results.statistics import mean_std
 
@@ -45,11 +56,6 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
     """Draw accuracy against bytes, passes and seconds of the whole run, three panels per cell.
 
     Points are means over seeds, bars ± standard deviation (ddof 1).
-
-    Args:
-        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
-        metric: last10 or best.
-        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     check_accuracy(metric)
     panels = panels_of(runs_of(source, filters))
@@ -65,7 +71,7 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
                 drawn[row.label] = _point(axis, row.label, total, *accuracies(runs, metric))
             axis.set(xlabel=name)
         axes[3 * i].set_ylabel(AXIS_LABELS[metric])
-        axes[3 * i + 1].set_title(plain(title, 80))
+        axes[3 * i + 1].set_title(label_text(title, 80))
     for i, (_, unit) in enumerate(COST_AXES.values()):
         _scale(axes[i], unit)
     head(figure, common)
@@ -101,12 +107,6 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
     """Draw the variants of one method as bars, the whole method first, a panel per cell.
 
     Bars are means over seeds, lines on them ± standard deviation (ddof 1).
-
-    Args:
-        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
-        metric: last10 or best.
-        filters: only runs with these names: method (and its variants), dataset, partition, setting, preset,
-            seed.
     """
     check_accuracy(metric)
     method, panels = _one_method(source, filters)
@@ -116,9 +116,9 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
     methods = {row.label: row.method for panel in panels for row in panel.rows}
     labels = sorted(methods, key=lambda label: methods[label] != method)
     size = (max(2.6, 0.9 + 0.42 * len(labels)), 3.0)
-    figure, axes = canvas(len(panels), columns=max(1, int(11 / size[0])), size=size, sharey=True)
-    common, titles = titles_of([panel.parts for panel in panels])
-    for axis, panel, title in zip(axes, panels, titles, strict=True):
+    names, columns = [panel.parts for panel in panels], max(1, int(11 / size[0]))
+    figure, axes = titled_canvas(names, AXIS_LABELS[metric], columns=columns, size=size, sharey=True)
+    for axis, panel in zip(axes, panels, strict=True):
         for row in panel.rows:
             place = labels.index(row.label)
             mean, spread = accuracies(panel.runs(row), metric)
@@ -127,15 +127,12 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
             if spread:
                 axis.errorbar(place, mean, spread, color="black", capsize=3, linewidth=1)
             axis.text(place, mean + spread, f"{mean:.1f}", ha="center", va="bottom", fontsize=7)
-        axis.set_xticks(range(len(labels)), [plain(label.removeprefix(f"{method}/"), 30) for label in labels])
+        ticks = [label_text(label.removeprefix(f"{method}/"), 30) for label in labels]
+        axis.set_xticks(range(len(labels)), ticks)
         for text in axis.get_xticklabels():
             text.set(rotation=40, ha="right", rotation_mode="anchor")
-        axis.set_title(plain(title, 60))
         axis.grid(visible=False, axis="x")
         axis.margins(y=0.12)
-        if axis.get_subplotspec().is_first_col():
-            axis.set_ylabel(AXIS_LABELS[metric])
-    head(figure, common)
     return figure
 
 
@@ -166,11 +163,8 @@ def grid(
     """Draw a heat map of accuracy over two swept hyper-parameters of one method, a panel per cell.
 
     Args:
-        source: results, a frame of runs, a run, a folder of one or many runs, or several of these.
         x: the hyper-parameter from left to right; needed if more than two differ.
         y: the hyper-parameter from bottom to top.
-        metric: last10 or best.
-        filters: only runs with these names: method, dataset, partition, setting, preset, seed.
     """
     check_accuracy(metric)
     method, panels = _one_method(source, filters)
@@ -179,23 +173,21 @@ def grid(
     if not panels:
         raise BadInput(f"there is only one combination of hyper-parameters of {method}; a grid needs several")
     x, y = _axes([row.hyperparameters for panel in panels for row in panel.rows], x, y)
-    figure, axes = canvas(len(panels), size=(3.4, 2.9))
-    common, titles = titles_of([(method, *panel.parts) for panel in panels])
+    figure, axes = titled_canvas([(method, *panel.parts) for panel in panels], size=(3.4, 2.9))
     grids = [_grid_values(panel, x, y, metric) for panel in panels]
     low = min(np.nanmin(values) for values, _, _ in grids)
     high = max(np.nanmax(values) for values, _, _ in grids)
-    for axis, (values, columns, rows), title in zip(axes, grids, titles, strict=True):
+    for axis, (values, columns, rows) in zip(axes, grids, strict=True):
         image = axis.imshow(values, origin="lower", cmap="cividis", vmin=low, vmax=high, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
             colour = "black" if value > (low + high) / 2 else "white"
             if np.isfinite(value):
                 axis.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=8)
-        axis.set_xticks(range(len(columns)), [plain(int_if_integral(c), 12) for c in columns])
-        axis.set_yticks(range(len(rows)), [plain(int_if_integral(r), 12) for r in rows])
-        axis.set(title=plain(title, 60), xlabel=plain(x), ylabel=plain(y))
+        axis.set_xticks(range(len(columns)), [label_text(int_if_integral(c), 12) for c in columns])
+        axis.set_yticks(range(len(rows)), [label_text(int_if_integral(r), 12) for r in rows])
+        axis.set(xlabel=label_text(x), ylabel=label_text(y))
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes, shrink=0.8, label=AXIS_LABELS[metric])
-    head(figure, common)
     return figure
 
 
@@ -214,16 +206,14 @@ def _axes(rows: Sequence[Mapping[str, Any]], x: str | None, y: str | None) -> tu
     if len(free) != need:
         names_apart = listed(differ) or "none"
         raise BadInput(f"a grid needs two swept hyper-parameters; here these differ: {names_apart}")
-    if x is None:
-        x = free.pop(0)
-    return x, y or free[0]
+    return x or free.pop(0), y or free[0]
 
 
 def _grid_values(
     panel: Panel, x: str, y: str, metric: str
 ) -> tuple[np.ndarray[Any, Any], list[Any], list[Any]]:
     """Return mean accuracy [y, x], NaN where there is no run, and the values along both axes."""
-    columns, rows = (_sorted(row.hyperparameters[name] for row in panel.rows) for name in (x, y))
+    columns, rows = (_sorted_values(row.hyperparameters[name] for row in panel.rows) for name in (x, y))
     values = np.full((len(rows), len(columns)), np.nan)
     for row in panel.rows:
         place = rows.index(row.hyperparameters[y]), columns.index(row.hyperparameters[x])
@@ -231,6 +221,6 @@ def _grid_values(
     return values, columns, rows
 
 
-def _sorted(values: Any) -> list[Any]:
+def _sorted_values(values: Any) -> list[Any]:
     """Return each value once; numbers by size, before names."""
     return sorted(dict.fromkeys(values), key=lambda v: (isinstance(v, str), v if v is not None else -1))

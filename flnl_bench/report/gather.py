@@ -9,13 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.leaderboards.agreement import OVERALL, agreements, compared_dataset
-from flnl_bench.leaderboards.cost import COST_COLUMNS, run_cost
-from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
+from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, run_cost
 from flnl_bench.leaderboards.pandas_api import Results
-from flnl_bench.leaderboards.paper import both_protocols, paper_cells
-from flnl_bench.leaderboards.rows import Cell, Row
-from flnl_bench.leaderboards.table import Table, apart_warnings, make_tables
+from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
+from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 from flnl_bench.results.statistics import mean_std
 
@@ -41,21 +38,17 @@ COST_METRICS = [
 Curves = dict[str, list[float | None]]
 
 
-class Slugs:
-    """Names of files for any names: letters, digits, dots and dashes, all different."""
-
-    def __init__(self) -> None:
-        self.used: set[str] = set()
-
-    def make(self, *words: object) -> str:
-        """Return a name that was not returned before."""
-        name = re.sub(r"[^a-z0-9.]+", "-", "-".join(map(str, words)).lower()).strip("-.")[:80] or "unnamed"
-        slug, number = name, 1
-        while slug in self.used:
+def slugs_of(names: Iterable[str]) -> list[str]:
+    """Return a different file name for each name, of letters, digits, dots and dashes."""
+    slugs: dict[str, None] = {}
+    for name in names:
+        stem = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:80] or "unnamed"
+        slug, number = stem, 1
+        while slug in slugs:
             number += 1
-            slug = f"{name}-{number}"
-        self.used.add(slug)
-        return slug
+            slug = f"{stem}-{number}"
+        slugs[slug] = None
+    return list(slugs)
 
 
 class Report:
@@ -67,11 +60,11 @@ class Report:
         self.tables = make_tables(results.finished)
         self.best = {table.protocol.title: table.of("best") for table in self.tables}
         self.records = [record for table in self.tables for record in table.records]
-        self.warnings = apart_warnings(self.tables) + [text for t in self.tables for text in t.warnings]
-        slugs = Slugs()
-        self.run_slugs = {record.folder: slugs.make(*_run_words(record)) for record in self.records}
+        self.warnings = table_warnings(self.tables)
+        folders, names = [record.folder for record in self.records], map(_run_name, self.records)
+        self.run_slugs = dict(zip(folders, slugs_of(names), strict=True))
         labels = dict.fromkeys(row.label for table in self.tables for row in table.rows)
-        self.method_slugs = {label: slugs.make(label) for label in labels}  # of rows, in the paper's order
+        self.method_slugs = dict(zip(labels, slugs_of(labels), strict=True))  # in the paper's order
         self._rounds: dict[Path, tuple[Curves, RoundRow]] = {}
 
     # -- runs ----------------------------------------------------------------------------------------
@@ -228,10 +221,10 @@ class Report:
         return {path.name: path.stat().st_size for path in paths}
 
 
-def _run_words(record: RunRecord) -> Sequence[object]:
+def _run_name(record: RunRecord) -> str:
     config = record.config
     names = (config.method, config.dataset, config.partition, config.setting, f"s{config.seed}")
-    return (*names, record.folder.name[-8:])
+    return "-".join((*names, record.folder.name[-8:]))
 
 
 def mean_curve(curves: Iterable[Sequence[float | None]]) -> dict[str, list[Any]] | None:

@@ -17,11 +17,9 @@ from flnl_bench.atomic_files import json_text
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.escaping import lines
-from flnl_bench.leaderboards.classes import class_recall
 from flnl_bench.leaderboards.formats import FORMATS
-from flnl_bench.leaderboards.leaderboard import make_leaderboard
-from flnl_bench.leaderboards.metrics import COST
-from flnl_bench.leaderboards.pandas_api import load_results
+from flnl_bench.leaderboards.metrics import COST, class_recall
+from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.leaderboards.render import cost_table
 from flnl_bench.report.gather import CURVES, Report
 from flnl_bench.results.run_record import BELIEFS_FILE, METRICS
@@ -124,7 +122,7 @@ def shown(value: Any) -> Any:
 
 
 def script_data(value: Any) -> Any:
-    """Return JSON that can neither end its element nor a line of a script, whatever texts are in it."""
+    """Return JSON that can neither end its element nor a line of a script, even with foreign text in it."""
     from markupsafe import Markup
 
     text = json_text(value)
@@ -141,7 +139,8 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
 
     for name in SUBFOLDERS:
         (site / name).mkdir()
-    _copy_static(site)
+    for file in STATIC.iterdir():
+        (site / file.name).write_bytes(file.read_bytes())
     page("index.html", "index.html", board=report.board(), downloads=_downloads(report, site))
     page("compare.html", "compare.html", names=report.method_slugs)
     page("cost.html", "cost.html", tables=[cost_table(table, paper=True) for table in report.tables])
@@ -160,16 +159,11 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
                 page(path, "run.html", record=record, config=record.config, label=row.label, recalls=recalls)
 
 
-def _copy_static(site: Path) -> None:
-    for file in STATIC.iterdir():
-        (site / file.name).write_bytes(file.read_bytes())
-
-
 def _downloads(report: Report, site: Path) -> list[tuple[str, list[str]]]:
     """Write the tables in every format; return the names of the files by title."""
     results, downloads = report.results, []
     for metric, title in DOWNLOAD_TITLES.items():
-        board = make_leaderboard(results.records, metric, paper=True, problems=results.problems)
+        board = leaderboard(results, metric, paper=True)
         names = []
         for name in DOWNLOAD_FORMATS:
             file = f"tables/{metric}{FORMATS[name].ending}"

@@ -1,1 +1,1 @@
-"""What happened in a run, as files that can be trusted."""
+"""The results of runs, as files."""

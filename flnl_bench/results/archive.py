@@ -1,6 +1,6 @@
 """Archives of finished runs: export, import from strangers, and the runs that this package ships.
 
-`import_runs` is the door for strangers' files: the whole archive is checked before anything is written.
+`import_runs` takes files of strangers: it checks the whole archive before it writes anything.
 `published_folder` unpacks the archives of this package, which are trusted like its code.
 """
 
@@ -16,7 +16,6 @@ import shutil
 import stat
 import struct
 import tempfile
-import time
 import zipfile
 import zlib
 from collections import Counter
@@ -31,7 +30,7 @@ from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.engine.ledger import PARTS, PER
 from flnl_bench.errors import BadInput
 from flnl_bench.input_files import MB, check_unpacked, is_number, parse_json
-from flnl_bench.results.beliefs import check_beliefs
+from flnl_bench.results.beliefs import check_beliefs_file
 from flnl_bench.results.lock import Busy, claimed
 from flnl_bench.results.run_folder import RunFolder, read_runs, rounds_text
 from flnl_bench.results.run_record import (
@@ -48,13 +47,12 @@ from flnl_bench.results.run_record import (
     read_rounds,
 )
 
-FORMAT, FORMAT_VERSION = "flnl-bench results", 2
+ARCHIVE_FORMAT, ARCHIVE_VERSION = "flnl-bench results", 2
 MANIFEST = "manifest.json"
 SIZE_LIMITS = {RUN_FILE: 16 * MB, ROUNDS_FILE: 256 * MB, BELIEFS_FILE: 256 * MB}  # bytes, by file of a run
 _ANY_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same runs give the same bytes
 
 PACKAGE = Path(flnl_bench.__file__).parent
-UNUSED = 30 * 24 * 3600  # seconds after which the unpacked folder of another version is removed
 
 
 # -- export ------------------------------------------------------------------------------------------
@@ -74,12 +72,11 @@ def export_runs(folder: Path, file: Path) -> Exported:
     exported = Exported(left_out=dict(problems), unfinished=unfinished)
     with replacing(file) as partial:
         _write(partial, [record for record in records if record.done], exported)
-        if not exported.runs and exported.left_out:
-            (path, why), more = next(iter(exported.left_out.items())), len(exported.left_out) - 1
-            others = f" (and {more} more)" if more else ""
-            raise BadInput(f"no run below {folder} can be exported: {path}: {why}{others}")
         if not exported.runs:
-            raise BadInput(f"there is no finished run below {folder} to export")
+            reasons = [f"{path}: {why}" for path, why in exported.left_out.items()]
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            why = f"; {reasons[0]}{more}" if reasons else ""
+            raise BadInput(f"there is no finished run below {folder} to export{why}")
     return exported
 
 
@@ -104,10 +101,9 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
             if (run / BELIEFS_FILE).exists():
                 _add(archive, place / BELIEFS_FILE, (run / BELIEFS_FILE).read_bytes())
             exported.runs += 1
-        about = {"format": FORMAT, "version": FORMAT_VERSION, "runs": exported.runs}
-        _add(
-            archive, PurePath(MANIFEST), json_text({**about, "flnl_bench": flnl_bench.__version__}, 2) + "\n"
-        )
+        about = {"format": ARCHIVE_FORMAT, "version": ARCHIVE_VERSION, "runs": exported.runs}
+        about["flnl_bench"] = flnl_bench.__version__
+        _add(archive, PurePath(MANIFEST), json_text(about, indent=2) + "\n")
 
 
 def _add(archive: zipfile.ZipFile, name: PurePath, content: str | bytes) -> None:
@@ -129,24 +125,24 @@ class Imported:
     """Counts of an import."""
 
     runs: list[Path] = field(default_factory=list)
-    there: int = 0  # runs that are there already, with the same rounds
-    kept: dict[Path, str] = field(default_factory=dict)  # folders that hold something else, which stays
+    duplicates: int = 0  # runs that are in the folder already, with the same rounds
+    refused: dict[Path, str] = field(default_factory=dict)  # folders that hold another run, which stays
 
 
 def import_runs(file: Path, out: Path) -> Imported:
-    """Put the runs of an exported file where runs live; the file is checked as a whole first."""
+    """Add the runs of an exported file to a results folder; the whole file is checked first."""
     with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
         check_unpacked(archive, os.fstat(packed.fileno()).st_size)
         names = frozenset(archive.namelist())
         _check_archive(archive, names)
-        records = [_checked_record(archive, names, name) for name in sorted(names) if _is_run(name)]
+        records = [_checked_record(archive, names, name) for name in sorted(names) if name.endswith(RUN_FILE)]
         if len({record.config.place for record in records}) < len(records):
-            raise ValueError("a run is there twice")
+            raise ValueError("it has a run twice")
         for record in records:
             _refuse_links(out, out / record.config.place)
             if data := _beliefs(archive, names, record.config.place):
                 where = file / record.config.place / BELIEFS_FILE
-                check_beliefs(where, data, record.scenario.samples, record.config.training.clients)
+                check_beliefs_file(where, data, record.scenario.samples, record.config.training.clients)
         imported = Imported()
         for record in records:
             _place(record, archive, names, file, out, imported)
@@ -157,20 +153,18 @@ def import_runs(file: Path, out: Path) -> Imported:
 def _opened(file: Path) -> Iterator[BinaryIO]:
     """Open an archive; any fault of it is one line."""
     try:
-        with open(file, "rb") as packed:
-            yield packed
+        packed = open(file, "rb")  # noqa: SIM115 (an error of the output folder is no fault of the archive)
     except FileNotFoundError:
         raise BadInput(f"there is no file {file}") from None
     except IsADirectoryError:
         raise BadInput(f"{file} is a folder, not a file of `flnl-bench results export`") from None
+    try:
+        with packed:
+            yield packed
     except _BROKEN as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{file} is not a whole file of `flnl-bench results export` ({error})") from None
-
-
-def _is_run(name: str) -> bool:
-    return PurePosixPath(name).name == RUN_FILE
 
 
 def _check_archive(archive: zipfile.ZipFile, names: frozenset[str]) -> None:
@@ -188,15 +182,14 @@ def _check_archive(archive: zipfile.ZipFile, names: frozenset[str]) -> None:
         raise ValueError(f"{damaged} is damaged")
     about = parse_json(archive.read(MANIFEST))
     if not isinstance(about, dict):
-        raise ValueError(f"its {MANIFEST} is not ours")
-    if about.get("format") != FORMAT or about.get("version") != FORMAT_VERSION:
-        raise ValueError(
-            f"its format is {about.get('format')} {about.get('version')}, not {FORMAT} {FORMAT_VERSION}"
-        )
+        raise ValueError(f"its {MANIFEST} is not of flnl-bench")
+    name, version = about.get("format"), about.get("version")
+    if (name, version) != (ARCHIVE_FORMAT, ARCHIVE_VERSION):
+        raise ValueError(f"its format is {name} {version}, not {ARCHIVE_FORMAT} {ARCHIVE_VERSION}")
 
 
 def _checked_record(archive: zipfile.ZipFile, names: frozenset[str], name: str) -> RunRecord:
-    """The record of a run in an archive, with the summary computed from its rounds."""
+    """Check the record and rounds of a run in an archive; return the record with the computed summary."""
     folder = PurePosixPath(name).parent
     try:
         record = parse_record(parse_json(archive.read(name)))
@@ -227,7 +220,7 @@ def _place(
     out: Path,
     imported: Imported,
 ) -> None:
-    """Write one run if its place is free: the rounds first, so that a run with a record is whole."""
+    """Write one run if its folder is free: run.json last, so that a run with a record is complete."""
     place = record.config.place
     folder, rows = RunFolder(out / place), _rounds(archive, place)
     folder.create()
@@ -243,30 +236,30 @@ def _place(
             folder.write(_with_origin(record, file))
             imported.runs.append(folder.path)
     except Busy:
-        imported.kept[folder.path] = "a process is working on it"
+        imported.refused[folder.path] = "a process is working on it"
 
 
 def _compare(folder: RunFolder, record: RunRecord, rows: Sequence[RoundRow], imported: Imported) -> None:
-    """Count a run whose place is taken."""
-    there, rounds = None, None
+    """Count a run whose folder has a run already."""
+    present, rounds = None, None
     with contextlib.suppress(ValueError):
-        there, rounds = folder.read(), folder.read_rounds()
-    if there is None or not there.done:
-        imported.kept[folder.path] = "an unfinished or unreadable run is there"
-    elif (there.config, there.scenario) == (record.config, record.scenario) and rounds == rows:
-        imported.there += 1
+        present, rounds = folder.read(), folder.read_rounds()
+    if present is None or not present.done:
+        imported.refused[folder.path] = "the folder has an unfinished or unreadable run"
+    elif (present.config, present.scenario) == (record.config, record.scenario) and rounds == rows:
+        imported.duplicates += 1
     else:
-        imported.kept[folder.path] = "a run with other numbers is there"
+        imported.refused[folder.path] = "the folder has a run with other numbers"
 
 
 def _beliefs(archive: zipfile.ZipFile, names: frozenset[str], place: PurePath) -> bytes:
-    """The beliefs of a run's method; empty if there is no such file."""
+    """Read the beliefs of a run; empty if there is no such file."""
     name = (place / BELIEFS_FILE).as_posix()
     return archive.read(name) if name in names else b""
 
 
 def _with_origin(record: RunRecord, file: Path) -> RunRecord:
-    """The record with the name of the file that it comes from."""
+    """Return the record with the name of the file that it comes from."""
     origin = {"file": file.name, "time": now(), "provenance": record.provenance}
     if record.imported:
         origin["earlier"] = record.imported
@@ -279,7 +272,7 @@ def _check_version(record: RunRecord) -> None:
         raise ValueError(f"its numbers are of version {record.numbers}, not {NUMBERS_VERSION}")
 
 
-# -- what strangers may have written -----------------------------------------------------------------
+# -- checks of strangers' files ----------------------------------------------------------------------
 def _refuse_links(root: Path, place: Path) -> None:
     """Refuse a path below `root` any part of which is a link; `root` itself may be one."""
     for parent in (place, *place.parents):
@@ -290,7 +283,7 @@ def _refuse_links(root: Path, place: Path) -> None:
 
 
 def _check_record(record: RunRecord) -> None:
-    """Refuse a record whose numbers are impossible or whose free parts have another shape."""
+    """Refuse a record whose numbers are impossible, or whose provenance has another form."""
     summary = record.result()
     numbers = [getattr(summary, name) for name in ("rounds", "seconds", *COSTS)]
     if min(numbers) < 0 or not 0 <= (summary.best_round or 0) < max(1, summary.rounds):
@@ -301,13 +294,11 @@ def _check_record(record: RunRecord) -> None:
             raise ValueError(f"summary.{metric} is {value}, not a percentage")
     check_counts(summary.counts)
     for about in (record.provenance, *record.earlier):
-        texts = (about.get("libraries", {}), about.get("code", {})) if isinstance(about, dict) else (None,)
-        if not all(isinstance(part, dict) and all(map(_is_text, part.values())) for part in texts):
-            raise ValueError("provenance is missing or of another type")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+        for part in (
+            (about.get("libraries", {}), about.get("code", {})) if isinstance(about, dict) else [None]
+        ):
+            if not (isinstance(part, dict) and all(isinstance(text, str) for text in part.values())):
+                raise ValueError("provenance is missing or of another type")
 
 
 def check_counts(counts: Any) -> None:
@@ -329,7 +320,7 @@ def _is_count(value: object) -> bool:
 def check_round(row: object) -> None:
     """Refuse a line of rounds.jsonl that lacks a number or has one of another kind."""
     if not isinstance(row, dict) or type(row.get("round")) is not int:
-        raise ValueError("not a round of flnl-bench")
+        raise ValueError("rounds.jsonl has a line that is not a round")
     for name in ("seconds", *COSTS):
         if not (is_number(row.get(name)) and row[name] >= 0):
             raise ValueError(f"round {row['round']}: {name} is {row.get(name)!r}")
@@ -346,7 +337,7 @@ def check_round(row: object) -> None:
 
 
 def _check_numbers(values: object, where: str) -> None:
-    """Refuse what is not numbers by name, or by client and name."""
+    """Refuse values that are not numbers by name, or by client and name."""
     if not isinstance(values, dict):
         raise ValueError(f"{where} is {values!r}")
     for name, value in values.items():
@@ -358,15 +349,12 @@ def _check_numbers(values: object, where: str) -> None:
 
 # -- the runs that this package ships ----------------------------------------------------------------
 def archives() -> list[Path]:
-    """One file of `results export` per data set: in the installed package, or in results/ of the sources."""
+    """List the archives of published runs: in the installed package, or in results/ of the sources."""
     return sorted((PACKAGE / "published").glob("*.zip")) or sorted(PACKAGE.parent.glob("results/*.zip"))
 
 
 def published_record(own: RunRecord) -> RunRecord | None:
-    """The published run of the same configuration and scenario, read from its archive alone.
-
-    None for a run that was imported: it may be that very one.
-    """
+    """Return the published run of the same configuration and scenario; None for an imported run."""
     if own.imported:
         return None
     for file in archives():
@@ -375,7 +363,7 @@ def published_record(own: RunRecord) -> RunRecord | None:
                 name = (own.config.place / RUN_FILE).as_posix()
                 record = parse_record(parse_json(archive.read(name)))
             record.result()
-        except Exception:  # of whatever kind: a damaged archive must not hide the end of a run
+        except Exception:  # a damaged archive must not hide the result of a run
             continue
         if record.identity == own.identity:
             return record
@@ -383,13 +371,13 @@ def published_record(own: RunRecord) -> RunRecord | None:
 
 
 def published_runs() -> tuple[list[RunRecord], Mapping[Path, str]]:
-    """The published runs, unpacked once for each version of them, and the files that cannot be read."""
+    """Return the published runs, and why files could not be read."""
     records, problems = read_runs(published_folder())
     return [dataclasses.replace(record, published=True) for record in records], problems
 
 
 def published_folder() -> Path:
-    """A results folder with all published runs, unpacked once for each version of them."""
+    """Return a folder with all published runs; each version of them is unpacked once."""
     import platformdirs
 
     files = tuple(archives())
@@ -401,7 +389,7 @@ def published_folder() -> Path:
 
 
 def _unpacked(files: Sequence[Path], folder: Path) -> Path:
-    """The folder, which is there whole or not at all."""
+    """Unpack the files into a folder, which exists complete or not at all."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         sweep_parts(folder.parent)
@@ -412,15 +400,10 @@ def _unpacked(files: Sequence[Path], folder: Path) -> Path:
                 _unpack(file, partial)
             partial.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # another process was faster
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a cache may be read-only, and others tidy up, too
-        os.utime(folder)
-        for other in folder.parent.iterdir():
-            if time.time() - other.stat().st_mtime > UNUSED:
-                shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
@@ -429,14 +412,14 @@ def _unpack(file: Path, out: Path) -> None:
     with _opened(file) as packed, zipfile.ZipFile(packed) as archive:
         names = [name for name in archive.namelist() if name != MANIFEST]
         archive.extractall(out, names)
-        for path in (out / name for name in names if _is_run(name)):
+        for path in (out / name for name in names if name.endswith(RUN_FILE)):
             record = parse_record(parse_json(path.read_bytes()))
             path.write_text(_with_origin(record, file).text(), encoding="utf-8")
 
 
 @functools.cache
 def _for_this_process(files: tuple[Path, ...]) -> Path:
-    """A folder of its own: a lasting one that all users may write to could be somebody else's work."""
+    """Unpack into a temporary folder: other users could write to a lasting one."""
     folder = Path(tempfile.mkdtemp(prefix="flnl-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for file in files:

@@ -1,4 +1,4 @@
-"""The method's beliefs at the end of a run, beliefs.npz: names of its arrays, and the one reader."""
+"""beliefs.npz, the method's beliefs at the end of a run: the names of its arrays, and its reader."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ CLIENT_ARRAYS = (
     ("realised_ratio", "realised_open"),
 )  # one value per client
 LARGEST_NUMBER = 1_000_000  # of a client or class
-
-
 _CLIENT_NAMES = (*CLIENT_ARRAYS[0], *CLIENT_ARRAYS[1])
 
 
@@ -46,8 +44,8 @@ def read_beliefs(
     return arrays
 
 
-def check_beliefs(path: Path, content: bytes, samples: int, clients: int) -> None:
-    """Refuse a file whose arrays cannot be of a run with so many samples and clients."""
+def check_beliefs_file(path: Path, content: bytes, samples: int, clients: int) -> None:
+    """Refuse a file whose arrays do not fit the numbers of samples and clients of its run."""
     names = (*SAMPLE_ARRAYS[0], *SAMPLE_ARRAYS[1], *_CLIENT_NAMES)
     arrays = read_beliefs(path, ("row", "noise_kind"), names, content)
     rows, kinds = len(arrays["row"]), len(arrays["noise_kind"])

@@ -29,12 +29,12 @@ UNKNOWN = {  # per sample
 
 
 def as_array(values: Any) -> np.ndarray:
-    """A tensor or array as an array."""
+    """Convert a tensor to an array."""
     return values.cpu().numpy() if hasattr(values, "cpu") else np.asarray(values)
 
 
 def belief_arrays(beliefs: Mapping[int, Beliefs], scenario: Scenario) -> dict[str, np.ndarray]:
-    """Per-sample arrays over the clients seen, client after client, and per-client arrays over all."""
+    """Return arrays over the samples of the clients seen, in order of the clients, and over all clients."""
     clients = sorted(beliefs)
     sizes = np.array([scenario.sizes[k] for k in clients], np.int64)  # a method may call nobody
     rows = np.concatenate([np.empty(0, np.int64), *(scenario.clients[k] for k in clients)])
@@ -76,9 +76,9 @@ def save_beliefs(path: Path, beliefs: Mapping[int, Beliefs], scenario: Scenario)
     replace_file(path, buffer.getvalue())
 
 
-PROBED = 1000  # training samples that are looked at each round: a fixed random subset
+PROBED = 1000  # training samples on which memorisation is measured each round
 
-OWN = {  # names that a method's own numbers may not have
+RESERVED_NAMES = {  # names that a method's own numbers may not have
     *("memorised", "memorised_open", "accuracy_clean", "accuracy_wrong", "client_sieve"),
     *(f"sieve_{name}" for name in ("precision", "recall", "f_score", "open_recall")),
     *("noise_ratio_correlation", "noise_ratio_error"),
@@ -92,7 +92,7 @@ OWN = {  # names that a method's own numbers may not have
 
 
 class Probe:
-    """A fixed random subset of the training samples, on which memorisation is watched."""
+    """A fixed random subset of the training samples, on which memorisation is measured."""
 
     def __init__(self, scenario: Scenario) -> None:
         rows = np.concatenate(scenario.clients)
@@ -101,29 +101,29 @@ class Probe:
         self.rows = np.sort(rows)
         self.given, self.true = scenario.given[self.rows], scenario.true[self.rows]
 
-    def look(self, predicted: np.ndarray) -> dict[str, float | None]:
-        """Share of wrong labels that are predicted as labelled; accuracy on both kinds of samples.
+    def measure(self, predicted: np.ndarray) -> dict[str, float | None]:
+        """Return the percentage of wrong labels that are predicted, and accuracies on clean and wrong labels.
 
-        Open-set images, for which no label is right, count for themselves alone.
+        Open-set images, for which no label is right, are counted separately.
         """
         wrong, is_open = self.given != self.true, self.true < 0
         right, as_labelled = predicted == self.true, predicted == self.given
         return {
-            "memorised": percent(as_labelled, wrong & ~is_open),
-            "accuracy_clean": percent(right, ~wrong),
-            "accuracy_wrong": percent(right, wrong & ~is_open),
-            **({"memorised_open": percent(as_labelled, is_open)} if is_open.any() else {}),
+            "memorised": _percent(as_labelled, wrong & ~is_open),
+            "accuracy_clean": _percent(right, ~wrong),
+            "accuracy_wrong": _percent(right, wrong & ~is_open),
+            **({"memorised_open": _percent(as_labelled, is_open)} if is_open.any() else {}),
         }
 
 
-def percent(hits: np.ndarray, among: np.ndarray) -> float | None:
-    """Percentage of hits among some samples; None if there are none."""
+def _percent(hits: np.ndarray, among: np.ndarray) -> float | None:
+    """Return the percentage of hits among some samples; None if there are no samples."""
     count = int(among.sum())
     return 100.0 * int((hits & among).sum()) / count if count else None
 
 
 def sieve_scores(judged_clean: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
-    """Precision, recall and F-score of "clean" as the class to be found, between 0 and 1."""
+    """Return precision, recall and F-score of a sieve; "clean" is the positive class."""
     hits = int((judged_clean & ~wrong).sum())
     precision = hits / max(1, int(judged_clean.sum()))
     recall = hits / max(1, int((~wrong).sum()))
@@ -141,42 +141,39 @@ def correlation(estimated: np.ndarray, true: np.ndarray) -> float | None:
 def gather_beliefs(
     method: Method, server: Server, states: Mapping[int, State], sizes: Sequence[int]
 ) -> dict[int, Beliefs]:
-    """What a method thinks of the clients seen, if it fits them."""
+    """Ask a method for its beliefs about the clients seen, and check their form."""
     beliefs = {k: method.beliefs(server, k, state) for k, state in sorted(states.items())}
     for k, belief in beliefs.items():
         expect(isinstance(belief, Beliefs), method.name, "beliefs must return Beliefs", belief)
         for name in UNKNOWN:
             values, rule = getattr(belief, name), f"{name} of beliefs must have shape [{sizes[k]}]"
             expect(values is None or np.shape(values) == (sizes[k],), method.name, rule, values)
-        taken = sorted(OWN & belief.numbers.keys())
+        taken = sorted(RESERVED_NAMES & belief.numbers.keys())
         rule = "numbers of beliefs must have names of their own"
         expect(not taken, method.name, rule, ", ".join(taken))
     return beliefs
 
 
-def _arrays(held: Mapping[int, Any]) -> dict[int, np.ndarray]:
-    return {k: as_array(values) for k, values in held.items()}
-
-
 def judge(beliefs: Mapping[int, Beliefs], scenario: Scenario, selected: Sequence[int]) -> dict[str, Any]:
-    """How right the beliefs are: over all clients, and for each client of this round."""
-    report: dict[str, Any] = {}
+    """Compare beliefs with the truth: over all clients, and for each client of this round."""
     wrong = {k: scenario.given[rows] != scenario.true[rows] for k, rows in enumerate(scenario.clients)}
 
-    def held(field: str) -> dict[int, Any]:
+    def reported(field: str) -> dict[int, Any]:
         values = {k: getattr(belief, field) for k, belief in beliefs.items()}
         return {k: value for k, value in values.items() if value is not None}
 
-    report |= _judge_sieve(_arrays(held("clean")), wrong, selected)
-    report |= _judge_open(_arrays(held("clean")), scenario)
-    report |= _judge_ratios(held("noise_ratio"), wrong)
-    report |= _judge_clients(held("noisy_client"), scenario)
-    report |= _judge_labels("label", _arrays(held("labels")), scenario)
-    report |= _judge_labels("pseudo_label", _arrays(held("pseudo_labels")), scenario)
-    names = sorted({name for k in selected if k in beliefs for name in beliefs[k].numbers})
-    for name in names:
-        values = [beliefs[k].numbers[name] for k in selected if k in beliefs and name in beliefs[k].numbers]
-        report[name] = float(np.mean(values))
+    clean = {k: as_array(values) for k, values in reported("clean").items()}
+    report: dict[str, Any] = {
+        **_judge_sieve(clean, wrong, selected),
+        **_judge_open(clean, scenario),
+        **_judge_ratios(reported("noise_ratio"), wrong),
+        **_judge_clients(reported("noisy_client"), scenario),
+        **_judge_labels("label", reported("labels"), scenario),
+        **_judge_labels("pseudo_label", reported("pseudo_labels"), scenario),
+    }
+    of_clients = [beliefs[k].numbers for k in selected if k in beliefs]
+    for name in sorted({name for numbers in of_clients for name in numbers}):
+        report[name] = float(np.mean([numbers[name] for numbers in of_clients if name in numbers]))
     return report
 
 
@@ -194,10 +191,10 @@ def _judge_sieve(
 
 
 def _judge_open(clean: Mapping[int, np.ndarray], scenario: Scenario) -> dict[str, Any]:
-    """How many of the open-set images the sieve keeps out, between 0 and 1."""
-    kept_out = [~clean[k].astype(bool)[scenario.is_open[scenario.clients[k]]] for k in clean]
-    found = np.concatenate(kept_out) if kept_out else np.empty(0)
-    return {"sieve_open_recall": float(found.mean())} if len(found) else {}
+    """Return the share of the open-set images that the sieve rejects."""
+    rejected = [~clean[k].astype(bool)[scenario.is_open[scenario.clients[k]]] for k in clean]
+    rejects = np.concatenate(rejected) if rejected else np.empty(0)
+    return {"sieve_open_recall": float(rejects.mean())} if len(rejects) else {}
 
 
 def _judge_ratios(ratios: Mapping[int, float], wrong: Mapping[int, np.ndarray]) -> dict[str, Any]:
@@ -212,7 +209,7 @@ def _judge_ratios(ratios: Mapping[int, float], wrong: Mapping[int, np.ndarray]) 
 
 
 def _judge_clients(called_noisy: Mapping[int, bool], scenario: Scenario) -> dict[str, Any]:
-    """Precision, recall and accuracy of "noisy" among the clients seen, between 0 and 1."""
+    """Return precision, recall and accuracy of "noisy" among the clients seen."""
     if not called_noisy:
         return {}
     called = np.array(list(called_noisy.values()), dtype=bool)
@@ -226,21 +223,22 @@ def _judge_clients(called_noisy: Mapping[int, bool], scenario: Scenario) -> dict
 
 
 def truly_noisy(scenario: Scenario) -> np.ndarray:
-    """Whether a client was given noise and has a wrong label, bool [K]."""
-    return (np.array(scenario.kinds) != "clean") & (scenario.realised > 0)
+    """Return whether each client was given noise and has a wrong label, bool [K]."""
+    given_noise: np.ndarray = np.array(scenario.kinds) != "clean"
+    return given_noise & (scenario.realised > 0)
 
 
-def _judge_labels(name: str, labels: Mapping[int, np.ndarray], scenario: Scenario) -> dict[str, Any]:
+def _judge_labels(name: str, labels: Mapping[int, Any], scenario: Scenario) -> dict[str, Any]:
     if not labels:
         return {}
-    refined = np.concatenate(list(labels.values()))
+    refined = np.concatenate([as_array(values) for values in labels.values()])
     true = np.concatenate([scenario.true[scenario.clients[k]] for k in labels])
     given = np.concatenate([scenario.given[scenario.clients[k]] for k in labels])
     has, is_open = refined >= 0, true < 0
     closed = has & ~is_open  # no label of an open-set image is right, and having none is
     return {
         f"{name}_coverage": 100.0 * float(has.mean()),
-        f"{name}_accuracy": percent(refined == true, closed),
-        f"{name}_accuracy_wrong": percent(refined == true, closed & (given != true)),
-        **({f"{name}_open_dropped": percent(~has, is_open)} if is_open.any() else {}),
+        f"{name}_accuracy": _percent(refined == true, closed),
+        f"{name}_accuracy_wrong": _percent(refined == true, closed & (given != true)),
+        **({f"{name}_open_dropped": _percent(~has, is_open)} if is_open.any() else {}),
     }

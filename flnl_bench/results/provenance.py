@@ -28,14 +28,7 @@ from flnl_bench.scenario import NOISES, PARTITIONS, parse_partition, parse_setti
 
 
 def provenance(config: RunConfig, method: Method, device: torch.device, workers: int) -> dict[str, Any]:
-    """Return everything about this machine and these packages that could explain a difference of numbers.
-
-    Args:
-        config: of the run.
-        method: what is run.
-        device: of the server.
-        workers: processes next to the main one.
-    """
+    """Return the facts about packages, code and machine that could explain a difference of numbers."""
     libraries = ("torch", "torchvision", "numpy", "scikit-learn")
     return {
         "flnl_bench": flnl_bench.__version__,
@@ -118,11 +111,11 @@ def _module_digest(entry_point: str) -> str | None:
 
 
 def _joined(digests: Iterable[str | None]) -> str | None:
-    """Return one digest for the plugins of several entries; None if the code of none is known."""
-    known = sorted({digest for digest in digests if digest})
-    if len(known) < 2:
-        return known[0] if known else None
-    return hashlib.blake2b("".join(known).encode(), digest_size=8).hexdigest()
+    """Return one digest for the plugins of several entries; None if they have no digests."""
+    different = sorted({digest for digest in digests if digest})
+    if len(different) < 2:
+        return different[0] if different else None
+    return hashlib.blake2b("".join(different).encode(), digest_size=8).hexdigest()
 
 
 def _digest(modules: Iterable[tuple[Path, str]]) -> str | None:
@@ -147,14 +140,14 @@ def _collect(file: Path, module: str, files: dict[Path, None]) -> None:
     for name, inner in sorted(set(_imports(file, package))):
         if name.partition(".")[0] != own:
             continue
-        for each in (f"{name}.{inner}", name):  # what is imported from a package may be a module
-            if other := _file_of(each):
-                _collect(other, each, files)
+        for candidate in (f"{name}.{inner}", name):  # the imported name may be a module of a package
+            if other := _file_of(candidate):
+                _collect(other, candidate, files)
                 break
 
 
 def _imports(file: Path, package: str) -> Iterator[tuple[str, str]]:
-    """Of each import in a file: the full name of the module, and what is imported from it."""
+    """Yield for each import in a file the full name of the module and the imported name."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -164,7 +157,7 @@ def _imports(file: Path, package: str) -> Iterator[tuple[str, str]]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a module, if there is one."""
+    """Return the file of a module; None if there is none."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # its parent is a module, not a package
@@ -173,7 +166,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _commit() -> str | None:
-    """The git commit of the package's source, with a mark if files differ; None if it is installed."""
+    """Return the git commit of the sources, marked if files differ; None for an installed package."""
     source = Path(flnl_bench.__file__).parents[1]
     if not (source / ".git").exists():
         return None

@@ -16,7 +16,6 @@ from flnl_bench.results.run_record import (
     RUN_FILE,
     RoundRow,
     RunRecord,
-    last_round,
     read_record,
     read_rounds,
 )
@@ -41,7 +40,7 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def create(self) -> None:
-        """Make the folder, or say why that is not possible."""
+        """Create the folder, or raise an error with the reason."""
         make_writable(self.path)
 
     def clear(self) -> None:
@@ -52,7 +51,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def leftovers(self) -> bool:
-        """Whether a finished run still has a checkpoint or partial files, as after a kill at its end."""
+        """Return whether a checkpoint or partial files are left, as after a kill at the end of a run."""
         return self.checkpoint.exists() or any(self.path.glob(".*.part"))
 
     def sweep(self) -> None:
@@ -81,7 +80,7 @@ class RunFolder:
         replace_file(self.path / RUN_FILE, record.text())
 
     def rewrite_rounds(self, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """Make rounds.jsonl hold exactly these rounds: repairs a torn line, drops an unfinished round."""
+        """Replace the content of rounds.jsonl: removes a torn line and rounds without a checkpoint."""
         replace_file(self.rounds_file, rounds_text(rounds))
 
     def append_round(self, row: Mapping[str, Any]) -> None:
@@ -89,26 +88,18 @@ class RunFolder:
         append(self.rounds_file, rounds_text([row]))
 
     def read_rounds(self) -> list[RoundRow]:
-        """Read all whole lines of rounds.jsonl."""
+        """Read all complete lines of rounds.jsonl."""
         return read_rounds(self.path)
-
-    def last_round(self) -> RoundRow | None:
-        """Read the last whole line of rounds.jsonl."""
-        return last_round(self.path)
 
 
 def rounds_text(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """Write rounds as lines."""
+    """Return rounds as lines of JSON."""
     return "".join(json_text(row) + "\n" for row in rounds)
 
 
 # -- many --------------------------------------------------------------------------------------------
 def read_runs(folder: Path) -> tuple[list[RunRecord], dict[Path, str]]:
-    """Read the records of all runs below a folder, in the order of their folders' names.
-
-    Returns:
-        The records, finished or not, and by file why it could not be read.
-    """
+    """Read the records of all runs below a folder, finished or not, and why other files are unreadable."""
     records: list[RunRecord] = []
     problems: dict[Path, str] = {}
     for path in _run_folders(folder, problems):

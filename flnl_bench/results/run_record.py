@@ -1,7 +1,6 @@
-"""The record of one run: run.json with its folder, and the rounds, beliefs and frames read from there.
+"""The record of one run: run.json, and the rounds, beliefs and frames read from its folder.
 
-A record of one's own disk is read plainly: what is torn or foreign gives one clear line. Files of strangers
-come in through `results.archive`, which checks them first.
+Files of strangers come in through `results.archive`, which checks them first.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 2
-STATUSES = ("running", "interrupted", "failed", "done")  # a killed run keeps "running"
+RUN_STATUSES = ("running", "interrupted", "failed", "done")  # a killed run keeps "running"
 METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
 COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
 LAST = 10  # rounds in the headline mean
-TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
+_TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
 RUN_FILE, ROUNDS_FILE, BELIEFS_FILE = "run.json", "rounds.jsonl", "beliefs.npz"
-NOT_WRITTEN = {"written": False}
+_NOT_WRITTEN = {"written": False}
 RoundRow = dict[str, Any]  # a line of rounds.jsonl
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class ScenarioFacts:
-    """The federation that the method met."""
+    """The federation that the method was run on."""
 
     fingerprint: str
     clients: int
@@ -54,7 +53,7 @@ class ScenarioFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Rounds in numbers; None stands for an unknown number, and rounds count from 0."""
+    """The numbers of a run; None is an unknown number, and rounds count from 0."""
 
     rounds: int
     last10: float | None  # mean test accuracy of the last ten rounds
@@ -72,10 +71,10 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What was run, where, and with which result; the fields are in the order of run.json."""
+    """What was run, where and with which result; the fields have the order of run.json."""
 
     schema: int = SCHEMA
-    status: str  # one of STATUSES
+    status: str  # one of RUN_STATUSES
     config: RunConfig
     changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
     label: str | None = None  # the suite's name for it, if that is not the method's name
@@ -90,11 +89,11 @@ class RunRecord:
     traceback: str | None = None
     imported: Mapping[str, Any] | None = None  # file, time and provenance
     # Where the record was read: no part of run.json.
-    folder: Path = field(default=Path(), compare=False, metadata=NOT_WRITTEN)
-    published: bool = field(default=False, compare=False, metadata=NOT_WRITTEN)  # it ships with this package
+    folder: Path = field(default=Path(), compare=False, metadata=_NOT_WRITTEN)
+    published: bool = field(default=False, compare=False, metadata=_NOT_WRITTEN)  # it ships with this package
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values as in run.json; absent values are left out, except for the summary."""
+        """Return plain values as in run.json; absent values are left out, except for the summary."""
         values = dataclasses.asdict(self)
         written = (part.name for part in dataclasses.fields(self) if part.metadata.get("written", True))
         return {k: values[k] for k in written if k == "summary" or values[k] not in (None, ())}
@@ -103,7 +102,6 @@ class RunRecord:
         """The content of run.json."""
         return json_text(self.as_dict(), indent=2) + "\n"
 
-    # -- facts ---------------------------------------------------------------------------------------
     @property
     def numbers(self) -> int:
         """The NUMBERS_VERSION of the package that made it."""
@@ -111,7 +109,7 @@ class RunRecord:
 
     @property
     def code(self) -> dict[str, frozenset[str]]:
-        """The digests of the code that made its parts, by kind: method, noise, model, …"""
+        """The digests of the code that made the run, by kind: method, noise, model, …"""
         parts = [about.get("code", {}) for about in (self.provenance, *self.earlier)]
         kinds = dict.fromkeys(kind for part in parts for kind in part)
         return {kind: frozenset(part[kind] for part in parts if kind in part) for kind in kinds}
@@ -133,20 +131,20 @@ class RunRecord:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key that the same run has when it is run again, whatever its folder is called."""
+        """A key that is equal for two runs of one configuration and scenario, whatever their folders."""
         config = self.config
         names = (*config.names.values(), config.device, config.version)
         facts = (self.scenario.fingerprint, self.numbers)
         return (*names, *facts, key_of(config.hyperparameters), key_of(vars(config.training)))
 
     def result(self) -> Summary:
-        """Return the summary of a finished run, or raise a ValueError that says why there is none."""
+        """Return the summary of a finished run, or raise a ValueError with the reason."""
         if not self.done:
             raise ValueError(f"its status is {self.status}")
         if self.summary is None or self.summary.rounds != self.config.training.rounds:
             raise ValueError("its status is done, but its summary is not of all rounds")
         for metric in METRICS:
-            if getattr(self.summary, metric) is None:
+            if (value := getattr(self.summary, metric)) is None or not math.isfinite(value):
                 raise ValueError(f"its {metric} is unknown: an accuracy is not a number")
         return self.summary
 
@@ -165,7 +163,10 @@ class RunRecord:
         stored = self.result()
         if len(rows) != stored.rounds or any(row["round"] != number for number, row in enumerate(rows)):
             raise ValueError(f"rounds.jsonl does not hold all rounds ({stored.rounds})")
-        computed = summarise(rows)
+        try:
+            computed = summarise(rows)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a round lacks {error}") from None
         if stored.counts != computed.counts:
             raise ValueError("summary.counts differs from the sum of its rounds")
         for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
@@ -175,14 +176,13 @@ class RunRecord:
                 raise ValueError(f"summary.{name} is {value}, but its rounds give {sum_of_rounds}")
         return computed
 
-    # -- the other files -----------------------------------------------------------------------------
     def read_rounds(self) -> list[RoundRow]:
-        """Read all whole lines of rounds.jsonl."""
+        """Read all complete lines of rounds.jsonl."""
         return read_rounds(self.folder)
 
     def last_round(self) -> RoundRow | None:
-        """Read the last whole line of rounds.jsonl, without reading the others."""
-        return last_round(self.folder)
+        """Read the last complete line of rounds.jsonl, without reading the others."""
+        return read_last_round(self.folder)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -226,7 +226,7 @@ def read_record(folder: Path) -> RunRecord:
 
 def parse_record(values: object, folder: Path = Path()) -> RunRecord:
     """Check the values of a run.json and return the record."""
-    if not isinstance(values, dict) or values.get("status") not in STATUSES:
+    if not isinstance(values, dict) or values.get("status") not in RUN_STATUSES:
         raise ValueError("foreign: not a run of flnl-bench")
     if values.get("schema") != SCHEMA:
         raise ValueError(
@@ -244,7 +244,7 @@ def parse_config(values: object) -> RunConfig:
     return _parse(RunConfig, values, "config.")
 
 
-def _parse(cls: type[T], values: object, where: str = "") -> T:
+def _parse(cls: type[_T], values: object, where: str = "") -> _T:
     """Make a dataclass of a JSON object; a missing value has its default, if there is one."""
     given = values if isinstance(values, dict) else {}
     known = _fields(cls)  # type: ignore[arg-type]
@@ -271,7 +271,7 @@ def _misfit(name: str) -> ValueError:
 
 @functools.cache
 def _fields(cls: Any) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
-    """Of each field: the types that JSON has for it, its dataclass if it is one, whether it must be there."""
+    """Return of each field: its JSON types, its dataclass if it is one, and whether it is required."""
     hints = typing.get_type_hints(cls, localns={"pd": Any})
     fields = {}
     for part in dataclasses.fields(cls):
@@ -311,21 +311,24 @@ def read_rounds(folder: Path) -> list[RoundRow]:
     return rows
 
 
-def last_round(folder: Path) -> RoundRow | None:
-    """Read the last whole line of a run's rounds, without reading the others."""
-    path = folder / ROUNDS_FILE
+def read_last_round(folder: Path) -> RoundRow | None:
+    """Read the last complete line of a run's rounds, without reading the others."""
+    path, length = folder / ROUNDS_FILE, _TAIL
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read(TAIL).splitlines(keepends=True)
+            while True:
+                file.seek(max(0, size - length))
+                for line in reversed(file.read().splitlines(keepends=True)):
+                    with contextlib.suppress(ValueError):
+                        if line.endswith(b"\n"):
+                            row = json.loads(line)
+                            return row if _is_round(row) else None
+                if length >= size:
+                    return None
+                length *= 16  # the last line is longer
     except OSError:
         return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            if line.endswith(b"\n"):
-                row = json.loads(line)
-                return row if _is_round(row) else None
-    return None
 
 
 def _is_round(row: object) -> bool:
@@ -333,7 +336,7 @@ def _is_round(row: object) -> bool:
 
 
 def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the method's numbers, diagnostics and counts of a round columns of their own."""
+    """Flatten the method's numbers, diagnostics and counts of a round: `method_…`, `diagnostics_…`, …"""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name in ("method", "diagnostics", "counts"):
@@ -368,9 +371,9 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
 
 
 def _diverged(rounds: Sequence[Mapping[str, Any]]) -> int | None:
-    """Find the first round whose test loss is not finite, or from which on no training loss is.
+    """Find the first round whose test loss is not finite, or from which on no training loss is finite.
 
-    A server that leaves out broken clients keeps a model that can be tested, and learns nothing.
+    If the server leaves out broken clients, the model can be tested, but learns nothing.
     """
     learns = [row["train_loss"] is not None or not row["backward"] for row in rounds]
     trained = max((i + 1 for i, good in enumerate(learns) if good), default=0)

@@ -1,1 +1,1 @@
-"""One run: asked for, resolved, played."""
+"""One run: its options, its configuration, and its execution."""

@@ -1,4 +1,4 @@
-"""Runs and scenarios from Python; `flnl-bench run` and `flnl-bench scenario` call what is here."""
+"""Runs and scenarios from Python; `flnl-bench run` and `flnl-bench scenario` call these functions."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def run(
         setting: the label noise, as in "sym-1.0"; required unless `scenario` is given.
         set: changed hyper-parameters of the method.
         dataset: the name of a data set, "digits" if none is given, or "npz:PATH" or "folder:PATH".
-        partition: who holds which images, "iid" if none is given.
+        partition: the clients of the images, "iid" if none is given.
         clients: the number of clients.
-        samples: train on a random subset of so many images.
+        samples: the number of train images, a random subset.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
         preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
@@ -124,7 +124,7 @@ def run_seeds(
     progress: RoundCallback | None = None,
     **options: Any,
 ) -> list[RunRecord]:
-    """The same run for several seeds; all of them are checked before the first one starts.
+    """Run a method with several seeds; all runs are checked before the first one starts.
 
     Args:
         method: the name of a method or variant.
@@ -158,9 +158,9 @@ def make_scenario(
     data_dir: AnyPath | None = None,
     loading: LoadProgress | None = None,
 ) -> Scenario:
-    """The federation that a run of the same options trains on; the arguments are those of `run`."""
-    for what, given in {"dataset": dataset, "partition": partition, "setting": setting}.items():
-        require(isinstance(given, str), what, repr(given), "a name")
+    """Return the scenario of a run with the same options; the arguments are those of `run`."""
+    for option, given in {"dataset": dataset, "partition": partition, "setting": setting}.items():
+        require(isinstance(given, str), option, repr(given), "a name")
     name, split, noise = dataset_name(dataset), parse_partition(partition), parse_setting(setting)
     asked = {"clients": clients, "samples": samples}
     changes = training_changes({k: v for k, v in asked.items() if v is not None})
@@ -177,7 +177,7 @@ def make_scenario(
     )
 
 
-# -- in two steps, for the commands ------------------------------------------------------------------
+# -- two steps, for the commands ---------------------------------------------------------------------
 def prepare_seeds(
     seeds: Sequence[int], asked: Mapping[str, Any], *, dashes: str = "", loading: LoadProgress | None = None
 ) -> list[Runner]:
@@ -185,8 +185,8 @@ def prepare_seeds(
 
     Args:
         seeds: one run each.
-        asked: the other options by name, as `run` takes them.
-        dashes: what the user writes before the name of an option, for messages.
+        asked: the other options of `run`, by name.
+        dashes: "--" for messages to users of the command line.
         loading: called as (what, done, total) while a large data set is decoded.
     """
     options = RunOptions.of(asked, dashes)
@@ -194,14 +194,14 @@ def prepare_seeds(
 
 
 def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | None = None) -> RunRecord:
-    """Run what is left of a run; an error of its method is raised with file and line."""
-    errors_of_callback = []
+    """Run or resume a run; an error of its method is raised with file and line."""
+    errors_of_callback: list[BaseException] = []
 
     def report(row: Mapping[str, Any]) -> None:
         try:
             if progress:
                 progress(row)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors_of_callback.append(error)
             raise
 
@@ -210,8 +210,8 @@ def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | Non
     except (BadInput, MissingData):
         raise
     except Exception as error:
-        if error in errors_of_callback:
-            raise
+        if errors_of_callback:  # not the method's, whatever the runner made of it
+            raise errors_of_callback[0] from None
         record = runner.folder.read()
         recorded = record is not None and record.status == "failed"
         if isinstance(error, OSError) and not recorded:

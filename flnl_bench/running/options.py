@@ -1,4 +1,4 @@
-"""What a user asks for: one dataclass for the command line, run files, suite entries and Python."""
+"""The options of a run: one dataclass for the command line, run files, suite entries and Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, as_set, check_seed, plain, training_changes
+from flnl_bench.config import TRAINING_FIELDS, as_set, check_seed, plain_value, training_changes
 from flnl_bench.errors import BadInput, require, unknown
 
 AnyPath = str | PathLike[str]  # a file or folder
@@ -20,7 +20,7 @@ SCENARIO_OPTIONS = ("setting", "dataset", "partition", "clients", "samples")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One run as it was asked for; the preset says the rest."""
+    """The options of one run; other values come from the preset."""
 
     method: str
     setting: str = "sym-1.0"
@@ -45,11 +45,10 @@ class RunOptions:
         """Check flat options, as a user gives them; None counts as not given.
 
         Args:
-            given: options by name; values of the protocol (rounds, lr, …) stand next to the others, and
-                hyper-parameters are a mapping called `set`.
-            dashes: what the user writes before a name, for messages.
+            given: options by name, also values of the protocol (rounds, lr, …); `set` maps hyper-parameters.
+            dashes: "--" for messages to users of the command line.
         """
-        values = {name: plain(value) for name, value in given.items() if value is not None}
+        values = {name: plain_value(value) for name, value in given.items() if value is not None}
         for name in values.keys() - OPTION_NAMES:
             raise unknown("option", name, OPTION_NAMES)
         require(isinstance(values.get("method"), str), "method", repr(values.get("method")), "a name")
@@ -60,7 +59,7 @@ class RunOptions:
         if "seed" in values:
             values["seed"] = check_seed(values["seed"])
         changes = {name: as_set(value, f"set {name}") for name, value in values.pop("set", {}).items()}
-        training = training_changes({name: values.pop(name) for name in TRAINING if name in values})
+        training = training_changes({name: values.pop(name) for name in TRAINING_FIELDS if name in values})
         devices = values.pop("devices", ())
         devices = devices.split(",") if isinstance(devices, str) else devices
         trackers = values.pop("tracker", ())
@@ -71,12 +70,12 @@ class RunOptions:
 # The flat names that `RunOptions.of` takes.
 OPTION_NAMES = {part.name for part in fields(RunOptions)} - {"training", "changes", "label"} | {
     "set",
-    *TRAINING,
+    *TRAINING_FIELDS,
 }
 
 
 def check_source(given: Mapping[str, object], dashes: str = "") -> None:
-    """Refuse a scenario from a file and options at once, and a missing setting, which is never guessed."""
+    """Refuse a scenario file together with options that it replaces, and a missing setting."""
     own = [dashes + name for name in SCENARIO_OPTIONS if given.get(name) is not None]
     if given.get("scenario") is not None and own:
         raise BadInput(f"{dashes}scenario fixes the federation: leave out {', '.join(own)}")
@@ -88,7 +87,7 @@ def check_source(given: Mapping[str, object], dashes: str = "") -> None:
 
 
 def check_kinds(given: Mapping[str, Any]) -> None:
-    """Refuse options that are no names, paths, numbers or tables where they must be."""
+    """Refuse options of a wrong type."""
     for name in given.keys() & {*NAME_OPTIONS}:
         require(isinstance(given[name], str), name, repr(given[name]), "a name")
     for name in given.keys() & {*PATH_OPTIONS}:
@@ -106,7 +105,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
 
 
 def as_path(path: AnyPath | None, name: str = "data_dir") -> Path | None:
-    """Return a path with ~ expanded; refuse what is none."""
+    """Return a path with ~ expanded; refuse a value that is not a path."""
     is_path = path is None or isinstance(path, str | PathLike)
     require(is_path, name, repr(path), "the path of a file or folder")
     return None if path is None else Path(path).expanduser()

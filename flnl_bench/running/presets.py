@@ -1,4 +1,4 @@
-"""Presets: protocols as data. One TOML file each, ours or a user's, checked when it is read."""
+"""Presets: protocols as TOML files, those of this package and those of users."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, Training, as_set, training_changes
+from flnl_bench.config import TRAINING_FIELDS, Training, as_set, training_changes
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.input_files import read_toml
 
 PRESETS = ("quick", "paper")
 TABLES = ("description", "base", "default", "datasets")
-COUNTS = ("samples", "test_samples")  # may be "all"
+_COUNTS_OR_ALL = ("samples", "test_samples")  # may be "all"
 
 
 @dataclass(frozen=True)
@@ -27,35 +27,35 @@ class Preset:
     description: str
     default: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
-    base: Preset | None = None  # says what this one does not say
+    base: Preset | None = None  # has the values that this preset lacks
 
     def tables(self, dataset: str) -> Iterator[Mapping[str, Any]]:
-        """What is said about a data set; the later counts."""
+        """Yield the tables of values for a data set; later ones win."""
         yield from self.base.tables(dataset) if self.base else ()
         yield from (self.default, self.datasets.get(dataset, {}))
 
     def knows(self, dataset: str) -> bool:
-        """Whether it has a section for a data set."""
+        """Return whether it has a section for a data set."""
         return dataset in self.datasets or (self.base is not None and self.base.knows(dataset))
 
     def training(self, dataset: str, **changes: Any) -> Training:
-        """The protocol for a data set, with what the user changed."""
+        """Return the protocol for a data set, with the user's changes."""
         values = {k: v for table in self.tables(dataset) for k, v in table.items() if k != "methods"}
         if changes.get("model", values.get("model")) != values.get("model"):
             values.pop("pretrained", None)  # weights of the preset's own network
         values |= changes
-        for name in COUNTS:
+        for name in _COUNTS_OR_ALL:
             if values.get(name) == "all":
                 values[name] = None
         try:
             return Training(**values)
         except TypeError:  # values are missing
             hint = 'give them, or name a preset that has them: base = "quick"'
-            lost = [name for name in TRAINING[:9] if name not in values]
-            raise BadInput(f"preset {self.name!r} does not say {', '.join(lost)}; {hint}") from None
+            missing = [name for name in TRAINING_FIELDS[:9] if name not in values]
+            raise BadInput(f"preset {self.name!r} lacks {', '.join(missing)}; {hint}") from None
 
     def hyperparameters(self, dataset: str, method: str) -> dict[str, Any]:
-        """The values that this preset gives to a method (not to a variant) on a data set."""
+        """Return the hyper-parameters that this preset gives to a method (not to a variant) on a data set."""
         tables = [table.get("methods", {}).get(method, {}) for table in self.tables(dataset)]
         return {key: value for table in tables for key, value in table.items()}
 
@@ -71,7 +71,7 @@ def load_preset(name: str) -> Preset:
 
 
 def _read_own(path: Path) -> Preset:
-    """A user's preset, whose name is that of the file."""
+    """Read a user's preset, whose name is that of the file."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", path.stem) or path.stem in PRESETS:
         rule = f"lower-case words joined by dashes, and none of {', '.join(PRESETS)}"
         raise BadInput(f"preset {path}: the name of the file must be {rule}")
@@ -83,7 +83,7 @@ def _read_own(path: Path) -> Preset:
 
 
 def _checked(preset: Preset, where: str) -> Preset:
-    """A user's preset whose data sets, methods and numbers there are; errors say `where` it is."""
+    """Check the data sets, methods and values of a user's preset; errors name the file `where`."""
     from flnl_bench.data import dataset_name
     from flnl_bench.methods import default_methods
 
@@ -93,8 +93,8 @@ def _checked(preset: Preset, where: str) -> Preset:
         check_values({k: v for k, v in values.items() if k != "methods"}, f"{where}: {section}: ")
         for name, given in values.get("methods", {}).items():
             if name not in methods:
-                told = unknown("method", name, methods, where)
-                raise BadInput(f"{told}; the plugin of another has to be installed, or given with --plugin")
+                error = unknown("method", name, methods, where)
+                raise BadInput(f"{error}; install the plugin of the method, or name its file with --plugin")
             place = f"{where}: {section}.methods.{name}."
             texts = {key: as_set(value, place + key) for key, value in given.items()}
             given |= registry.parse(name, texts, place)
@@ -105,7 +105,7 @@ def _checked(preset: Preset, where: str) -> Preset:
 
 
 def check_values(values: Mapping[str, Any], where: str) -> None:
-    """Refuse values of the protocol that are out of range; errors say `where` they are."""
+    """Refuse values of the protocol that are out of range; errors begin with `where`."""
     try:
         load_preset("quick").training("digits", **values)
     except BadInput as error:
@@ -121,9 +121,11 @@ def _parse(name: str, where: str, table: dict[str, Any]) -> Preset:
     for section, values in sections.items():
         if not isinstance(values, dict) or not _is_table_of_tables(values.get("methods", {})):
             raise BadInput(f"{where}: {section} must be a table of values, and methods in it one of tables")
-        for key in values.keys() - {*TRAINING, "methods"}:
-            raise unknown("key", key, TRAINING, where)
-        plain = {k: v for k, v in values.items() if k != "methods" and not (k in COUNTS and v == "all")}
+        for key in values.keys() - {*TRAINING_FIELDS, "methods"}:
+            raise unknown("key", key, TRAINING_FIELDS, where)
+        plain = {
+            k: v for k, v in values.items() if k != "methods" and not (k in _COUNTS_OR_ALL and v == "all")
+        }
         values |= training_changes(plain, f"{where}: {section}.")
     base = load_preset(table["base"]) if table.get("base") in PRESETS else None
     if "base" in table and base is None:
@@ -133,4 +135,4 @@ def _parse(name: str, where: str, table: dict[str, Any]) -> Preset:
 
 
 def _is_table_of_tables(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
+    return isinstance(value, dict) and all(isinstance(table, dict) for table in value.values())

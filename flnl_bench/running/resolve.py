@@ -1,4 +1,4 @@
-"""From options to a run that can start: every name checked, every value resolved."""
+"""Make a configuration, and a run that can start, from options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
 from flnl_bench.errors import require
-from flnl_bench.methods import Methods, default_methods, values_of
+from flnl_bench.methods import default_methods, values_of
 from flnl_bench.models import find_model
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.presets import Preset, load_preset
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from flnl_bench.running.runner import Runner
 
 
-_latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of the run before
+_latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of the previous run
 
 
 def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | None = None) -> Dataset:
-    """A data set; the latest stays in memory for the next run, unless its own files have changed."""
+    """Load a data set; the latest one is kept in memory, unless the user's own files change."""
     path = Path(name.partition(":")[2])
     files = [path, *path.rglob("*")] if ":" in name else []
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
@@ -46,31 +46,28 @@ def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | No
     return _latest[key]
 
 
-def configure(
+def make_config(
     options: RunOptions,
-    registry: Methods | None = None,
     given: Scenario | None = None,
     device: str | None = None,
 ) -> tuple[RunConfig, Method]:
-    """The configuration of a run, which names its folder, and the method; no data are read.
+    """Return the configuration of a run and its method; no data are read.
 
     Args:
-        options: what the user asked for.
-        registry: where methods are found.
-        given: the imported scenario of the request, if it has one.
-        device: the kind of device that the run will find elsewhere; else chosen on this machine.
+        options: of the run.
+        given: the scenario of the options' scenario file.
+        device: the kind of device of another machine; by default, that of this machine.
     """
     from flnl_bench.engine.devices import choose_devices
 
-    registry = registry or default_methods()
-    preset = load_preset(options.preset)
+    registry, preset = default_methods(), load_preset(options.preset)
     dataset = given.dataset if given else dataset_name(options.dataset)
     base = registry.method_class(options.method).name
     method = registry.make(options.method, preset.hyperparameters(dataset, base), options.changes)
     device = device or choose_devices(options.device, options.devices, options.workers).server.type
     fixed = {"clients": len(given.clients), "samples": given.samples} if given else {}
     training = protocol(preset, dataset, {**options.training, **fixed})
-    find_model(training.model, training.norm, training.pretrained)  # refused before anything is written
+    find_model(training.model, training.norm, training.pretrained)  # checks it
     if training.samples is not None and not given:
         parse_partition(options.partition).check(training.samples, training.clients)
     config = RunConfig(
@@ -90,33 +87,25 @@ def configure(
 
 
 def protocol(preset: Preset, dataset: str, changes: Mapping[str, Any]) -> Training:
-    """The protocol for a data set, with what is changed.
+    """Return the protocol for a data set, with changes.
 
-    A data set that the preset does not know may name its network itself; for the leaderboard, which knows
-    no plugins, that is a change of the preset.
+    A data set without a section in the preset may name its network itself. The leaderboard, which has no
+    plugins, shows that as a change of the preset.
     """
     model = None if preset.knows(dataset) else find_dataset(dataset).model
     return preset.training(dataset, **{**({"model": model} if model else {}), **changes})
 
 
-def changed_values(config: RunConfig, preset: str, registry: Methods | None = None) -> dict[str, Any]:
+def changed_values(config: RunConfig, preset: str) -> dict[str, Any]:
     """Return the hyper-parameters that differ from those of the preset and the variant."""
-    registry = registry or default_methods()
+    registry = default_methods()
     given = load_preset(preset).hyperparameters(config.dataset, registry.method_class(config.method).name)
     plain = values_of(registry.make(config.method, given, {}))
     return {k: v for k, v in config.hyperparameters.items() if k not in plain or plain[k] != v}
 
 
-def prepare(
-    options: RunOptions, registry: Methods | None = None, progress: LoadProgress | None = None
-) -> Runner:
-    """Check the options, load the data, draw the scenario and make the method; nothing is written.
-
-    Args:
-        options: what the user asked for.
-        registry: where methods are found.
-        progress: called as (what, done, total) while a large data set is decoded.
-    """
+def prepare(options: RunOptions, progress: LoadProgress | None = None) -> Runner:
+    """Check the options, load the data, draw the scenario and make the method; nothing is written."""
     from flnl_bench.engine.devices import check_float32, check_precision, choose_devices
     from flnl_bench.running.runner import Runner
 
@@ -124,7 +113,7 @@ def prepare(
     for name in options.tracker:
         find_tracker(name)
     given = load_scenario(options.scenario) if options.scenario else None
-    config, method = configure(options, registry, given)
+    config, method = make_config(options, given)
     check_precision(config.device, config.training.precision)
     dataset = cached_dataset(config.dataset, options.data_dir, progress)
     dataset = stage(dataset, config.setting, options.data_dir, progress)
@@ -132,7 +121,7 @@ def prepare(
         check_dataset(given, dataset)
     scenario = given or federate(options, config, dataset)
     clients = len(scenario.clients)
-    # Some methods visit all clients at once: there, more workers than a round has clients have work.
+    # Some methods visit all clients at once, so they can use more workers than a round has clients.
     most = min(clients, max(config.training.sampled_clients, os.cpu_count() or 1))
     return Runner(
         options=options,
@@ -141,12 +130,12 @@ def prepare(
         dataset=dress(dataset, scenario),
         scenario=scenario,
         devices=choose_devices(options.device, options.devices, options.workers, most),
-        changed=changed_values(config, options.preset, registry),
+        changed=changed_values(config, options.preset),
     )
 
 
 def federate(options: RunOptions, config: RunConfig, dataset: Dataset) -> Scenario:
-    """The scenario of a run that brings none."""
+    """Draw the scenario of a run."""
     training, asked = config.training, options.training.get("samples")
     dataset = stage(dataset, config.setting, options.data_dir)
     return generate(
@@ -163,7 +152,7 @@ def generate(
     samples: int | None,
     asked: int | None = None,
 ) -> Scenario:
-    """The scenario of a protocol; only a preset's subset, not one that is asked for, may exceed the data."""
+    """Draw a scenario; the size of a subset may exceed the data if it is the preset's, not the user's."""
     most = len(dataset.train_y)
     require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
     if samples is not None and samples >= most:

@@ -6,7 +6,8 @@ import contextlib
 import copy
 import dataclasses
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flnl_bench.api import Beliefs, Method
@@ -25,9 +26,9 @@ from flnl_bench.results.provenance import changed_code, provenance
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord, ScenarioFacts, now, summarise
 from flnl_bench.running.options import RunOptions
-from flnl_bench.running.saved import FILES, Keeper
-from flnl_bench.running.tracking import Tracking, Warn, warn
+from flnl_bench.running.saved import WEIGHT_FILES, Keeper
 from flnl_bench.scenario import Scenario
+from flnl_bench.trackers import Tracking, Warn, warn_in_python
 
 ADVICE = "start the run again with --fresh, or choose another folder with --out"
 
@@ -35,12 +36,18 @@ RoundCallback = Callable[[Mapping[str, Any]], None]  # called with each finished
 
 
 class FilesLost(BadInput):
-    """Files of a run were removed while it was running."""
+    """Files of a run were removed or changed while it was running."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(
+            f"{file} was removed or changed during the run; the same command resumes from the checkpoint, "
+            "which has all rounds"
+        )
 
 
 @dataclasses.dataclass
 class Runner:
-    """Carries out one run whose data and method are loaded; `run` does whatever is left of it."""
+    """Carries out one run whose data and method are loaded."""
 
     options: RunOptions
     config: RunConfig
@@ -49,7 +56,7 @@ class Runner:
     scenario: Scenario
     devices: Devices
     changed: Mapping[str, Any]  # hyper-parameters that differ from preset and variant
-    warn: Warn = warn  # takes the warnings of the run
+    warn: Warn = warn_in_python  # takes the warnings of the run
 
     @property
     def folder(self) -> RunFolder:
@@ -61,8 +68,8 @@ class Runner:
         """The checkpoint from which it resumes."""
         return Checkpoint(self.folder.checkpoint)
 
-    def there(self) -> RunRecord | None:
-        """Return the record in the folder, if there is one; it must be of this run and no other."""
+    def existing_record(self) -> RunRecord | None:
+        """Return the record in the folder; None if there is none, and an error if it is of another run."""
         folder, record = self.folder, self.folder.read()
         if record is None:
             if self.checkpoint.exists:
@@ -72,7 +79,7 @@ class Runner:
         theirs = {**record.config.flat(), "numbers": record.numbers}
         if differs := differences(theirs, ours):
             listed = ", ".join(f"{name} is {a!r} there and {b!r} here" for name, (a, b) in differs.items())
-            raise BadInput(f"{folder.path} holds another run with the same hash: {listed}; {ADVICE}")
+            raise BadInput(f"{folder.path} has another run with the same hash: {listed}; {ADVICE}")
         if record.scenario.fingerprint != self.scenario.fingerprint:
             raise BadInput(
                 f"the data have changed since the run in {folder.path}: its scenario is "
@@ -82,7 +89,7 @@ class Runner:
 
     def finished(self) -> RunRecord | None:
         """Return the record if the run is done already."""
-        record = self.there()
+        record = self.existing_record()
         if record is None or not record.done:
             return None
         try:
@@ -94,11 +101,11 @@ class Runner:
         return record
 
     def notes(self) -> list[str]:
-        """Return what a user must know about the record in the folder: other code, or no saved model."""
-        notes, path, record = [], self.folder.path, self.there()
+        """Return warnings about the record in the folder: other code, or no saved model."""
+        notes, path, record = [], self.folder.path, self.existing_record()
         if record and (names := ", ".join(changed_code(record, type(self.method)))):
             notes.append(f"the code of {names} has changed since {path} was started; --fresh starts again")
-        if self.options.save_model and record and record.done and not (path / FILES["final"]).exists():
+        if self.options.save_model and record and record.done and not (path / WEIGHT_FILES["final"]).exists():
             notes.append(f"{path} was made without --save-model; --fresh runs it again")
         return notes
 
@@ -107,32 +114,28 @@ class Runner:
         check_views(self.method.name, self.method.views())
         folder = self.folder
         if not fresh and (record := self.finished()):
-            self._tidy(folder)
+            with contextlib.suppress(OSError, BadInput):  # a read-only disk keeps the leftovers of a kill
+                if folder.leftovers():
+                    with claimed(folder.path):
+                        folder.sweep()
             return record
         try:
             engine = Engine(
                 self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
             )
-            with contextlib.closing(engine):  # built first: an impossible run leaves nothing behind
+            with contextlib.closing(engine):  # made first: an impossible run writes nothing
                 folder.create()
                 with claimed(folder.path) as claim:
                     folder.sweep_parts()
                     if fresh:
                         folder.clear()
                     return self.finished() or self._resume(engine, folder, claim, progress)
-        except SystemExit as stop:  # of a hook: it must not pass for the end of the program
+        except SystemExit as stop:  # of a hook: it must not end the program silently
             raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
         except Exception:
             if interrupted():
                 raise KeyboardInterrupt from None
             raise
-
-    def _tidy(self, folder: RunFolder) -> None:
-        """Remove the leftovers of a kill after the last round; a read-only disk keeps them."""
-        with contextlib.suppress(OSError, BadInput):
-            if folder.leftovers():
-                with claimed(folder.path):
-                    folder.sweep()
 
     def _resume(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         """Run all rounds that the checkpoint does not have."""
@@ -146,12 +149,15 @@ class Runner:
         claim.check()  # much time may have passed
         folder.rewrite_rounds(rounds)
         folder.write(record)
-        probe, keeper = Probe(self.scenario), self._keeper(rounds)
+        probe, keeper = Probe(self.scenario), None
+        if self.options.save_model or (folder.path / WEIGHT_FILES["best"]).exists():
+            keeper = Keeper(folder.path, self.config, self.dataset, rounds, self.warn)
         tracking = Tracking(self.options.tracker, self.warn)
-        for row in rounds:
-            progress(copy.deepcopy(row))  # a caller may keep it, and change it
-        in_callback = False
+        in_callback = True
         try:
+            for row in rounds:
+                progress(copy.deepcopy(row))  # a caller may keep it, and change it
+            in_callback = False
             tracking.start(record, rounds)
             while engine.round < engine.rounds:
                 if interrupted():
@@ -160,7 +166,10 @@ class Runner:
                 claim.check()
                 if keeper:
                     keeper.round(engine.server.weights, row)
-                _append(folder, row)
+                try:
+                    folder.append_round(row)
+                except FileNotFoundError:
+                    raise FilesLost(folder.rounds_file) from None
                 rounds.append(row)
                 checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
                 tracking.round(row)
@@ -171,11 +180,12 @@ class Runner:
             if keeper:
                 keeper.end(engine.server.weights, rounds[-1])
             save_beliefs(folder.path / BELIEFS_FILE, self._beliefs(engine), self.scenario)
-            _check_rounds(folder, rounds)
+            if len(folder.read_rounds()) != len(rounds):
+                raise FilesLost(folder.rounds_file)
         except Busy:
             raise  # the files belong to another process now
         except (KeyboardInterrupt, SystemExit, Exception) as error:
-            # A callback that fails, and files that disappear, are no fault of the method.
+            # A callback that fails and files that disappear are not faults of the method.
             stopped = in_callback or interrupted() or isinstance(error, KeyboardInterrupt | FilesLost)
             record = dataclasses.replace(
                 record,
@@ -195,13 +205,6 @@ class Runner:
         folder.sweep()
         tracking.end("done", dataclasses.asdict(summarise(rounds)))
         return record
-
-    def _keeper(self, rounds: list[dict[str, Any]]) -> Keeper | None:
-        """The keeper of the weights, if that was asked for, now or when the run was started."""
-        path = self.folder.path
-        if not self.options.save_model and not (path / FILES["best"]).exists():
-            return None
-        return Keeper(path, self.config, self.dataset, rounds, self.warn)
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
         scenario, previous = self.scenario, folder.read()
@@ -231,30 +234,11 @@ class Runner:
         row = {**report, "clients": list(report["clients"])}
         if self.scenario.truth_known:
             row["diagnostics"] = {
-                **probe.look(engine.predict_train(probe.rows)),
+                **probe.measure(engine.predict_train(probe.rows)),
                 **judge(self._beliefs(engine), self.scenario, row["clients"]),
             }
-        return finite(row)
+        recorded: dict[str, Any] = finite(row)
+        return recorded
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
         return gather_beliefs(self.method, engine.server, engine.federation.states, self.scenario.sizes)
-
-
-def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:
-    try:
-        folder.append_round(row)
-    except FileNotFoundError:
-        raise _lost(folder) from None
-
-
-def _check_rounds(folder: RunFolder, rounds: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse to end as done if rounds.jsonl has lost some of its rounds."""
-    if len(folder.read_rounds()) != len(rounds):
-        raise _lost(folder)
-
-
-def _lost(folder: RunFolder) -> FilesLost:
-    return FilesLost(
-        f"{folder.rounds_file} was removed or changed during the run; the same command resumes from the "
-        "checkpoint, which has all rounds"
-    )

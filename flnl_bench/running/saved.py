@@ -30,10 +30,10 @@ from flnl_bench.random_streams import seed_of
 from flnl_bench.results.run_record import parse_config
 
 if TYPE_CHECKING:
-    from flnl_bench.running.tracking import Warn
+    from flnl_bench.trackers import Warn
 
-FILES = {"final": "final.safetensors", "best": "best.safetensors"}
-KEY = "flnl_bench"  # of what the files say about themselves
+WEIGHT_FILES = {"final": "final.safetensors", "best": "best.safetensors"}
+_ABOUT_KEY = "flnl_bench"  # of the description in a file's metadata
 
 
 class Keeper:
@@ -47,7 +47,7 @@ class Keeper:
         rounds: Sequence[Mapping[str, Any]],
         warn: Warn,
     ) -> None:
-        """Go on after `rounds`: the best of them is in its file, unless nobody kept it."""
+        """Resume after `rounds`: the weights of the best one may be in their file."""
         self.folder = folder
         self.about = {
             "config": config.as_dict(),
@@ -58,17 +58,14 @@ class Keeper:
             "std": dataset.std,
             "augmentation": dataclasses.asdict(dataset.augmentation),
         }
-        self.best = self._kept(len(rounds))
+        self.best = None  # accuracy of the best weights in the file
+        with contextlib.suppress(BadInput):
+            about = _about(folder / WEIGHT_FILES["best"])
+            if about["round"] < len(rounds):  # else the stop undid that round
+                self.best = about["accuracy"]
         known = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
         if known and self.best != max(known):
             warn("the weights of the best round so far were not kept; best.safetensors is of a later one")
-
-    def _kept(self, finished: int) -> float | None:
-        """The accuracy of the best weights in the file; those of a round that a stop undid do not count."""
-        with contextlib.suppress(BadInput):
-            about = _about(self.folder / FILES["best"])
-            return about["accuracy"] if about["round"] < finished else None
-        return None
 
     def round(self, weights: Weights, row: Mapping[str, Any]) -> None:
         """Keep the weights if they are the best so far; called before the round is checkpointed."""
@@ -84,7 +81,9 @@ class Keeper:
     def _write(self, which: str, weights: Weights, row: Mapping[str, Any]) -> None:
         about = {**self.about, "round": row["round"], "accuracy": row["accuracy"]}
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        replace_file(self.folder / FILES[which], save(tensors, metadata={KEY: json.dumps(about)}))
+        replace_file(
+            self.folder / WEIGHT_FILES[which], save(tensors, metadata={_ABOUT_KEY: json.dumps(about)})
+        )
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -104,7 +103,7 @@ class SavedModel:
 
     @torch.inference_mode()
     def logits(self, images: np.ndarray) -> Tensor:
-        """What the model says to uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
+        """Return the logits of uint8 images [N, C, H, W], normalised and cropped as in the run's test."""
         self._check(images)
         outputs = []
         for batch in np.split(images, range(EVALUATION_BATCH, len(images), EVALUATION_BATCH)):
@@ -114,33 +113,33 @@ class SavedModel:
         return torch.cat(outputs)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """The classes, as numbers, of uint8 images [N, C, H, W]."""
+        """Return the classes, as numbers, of uint8 images [N, C, H, W]."""
         return self.logits(images).argmax(1).numpy()
 
     def _check(self, images: object) -> None:
-        """Refuse what the data set could not hold: floats from 0 to 1, say, would be taken for black."""
-        fits, found = False, type(images).__name__
+        """Refuse images of another type or size: floats from 0 to 1 would be read as black."""
+        fits, form = False, type(images).__name__
         if isinstance(images, np.ndarray):
-            found = f"{images.dtype} {[*images.shape]}"
+            form = f"{images.dtype} {[*images.shape]}"
             sizes = zip(self.shape, images.shape[1:], strict=False)
             fits = (images.dtype, images.ndim) == (np.uint8, 4) and all(a == b for a, b in sizes)
         wanted = ", ".join(map(str, self.shape))
-        require(fits, "images", found, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
+        require(fits, "images", form, f"a NumPy array of uint8 [N, {wanted}], as the data set has them")
 
     def __repr__(self) -> str:
         return f"<SavedModel {self.config.method} after round {self.round + 1}: {self.accuracy} %>"
 
 
 def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
-    """The global model that `--save-model` kept of a run.
+    """Load the global model that a run with `--save-model` kept.
 
     Args:
         run: the folder of the run.
         which: "best", the weights of the round with the highest test accuracy, or "final".
     """
-    if which not in FILES:
-        raise unknown("weights", which, FILES)
-    path = Path(run).expanduser() / FILES[which]
+    if which not in WEIGHT_FILES:
+        raise unknown("weights", which, WEIGHT_FILES)
+    path = Path(run).expanduser() / WEIGHT_FILES[which]
     about = _about(path)
     config, augmentation = parse_config(about["config"]), Augmentation(**about["augmentation"])
     method = default_methods().method_class(config.method)(**config.hyperparameters)
@@ -162,24 +161,25 @@ def load_model(run: str | PathLike[str], which: str = "best") -> SavedModel:
 def _about(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()[KEY])
+            about: dict[str, Any] = json.loads(file.metadata()[_ABOUT_KEY])
+            return about
     except FileNotFoundError:
-        there = path.parent.is_dir()
-        why = ": was the run made with --save-model (save_model=True)?" if there else ", nor is its folder"
-        raise BadInput(f"{path} is not there{why}") from None
+        if not path.parent.is_dir():
+            raise BadInput(f"there is no folder {path.parent}") from None
+        raise BadInput(f"there is no {path}; was the run made with --save-model (save_model=True)?") from None
     except (OSError, SafetensorError, TypeError, KeyError, ValueError):
         raise BadInput(f"{path} does not hold weights of flnl-bench") from None
 
 
 def _network(config: RunConfig, method: Method, channels: int, classes: int, weights: Weights) -> nn.Module:
-    """The method's model with these weights; its parts that stay on clients have none."""
+    """Build the method's model with these weights; parts that stay on clients are not in them."""
 
     def new_net() -> nn.Module:
         training = config.training
         return make_network(training.model, channels=channels, classes=classes, norm=training.norm)
 
-    with seeded(seed_of(config.seed, "initial weights"), CPU):  # for what is built and not saved
-        network = method.build(new_net).requires_grad_(False).eval()
+    with seeded(seed_of(config.seed, "initial weights"), CPU):  # of parts that are built but not saved
+        network: nn.Module = method.build(new_net).requires_grad_(False).eval()
     odd = set(weights) - set(network_weights(network))
     if odd:
         raise BadInput(

@@ -125,11 +125,6 @@ def mean_rate(ratio: float) -> float:
     return ratio if ratio <= 0.5 else 1 - 1 / (4 * ratio)
 
 
-def annotated_ratio(client: NoisyClient) -> float:
-    """Return ρ; for a pool the mean rate of its annotators."""
-    return client.ratio if client.shared.rates is None else float(client.shared.rates.mean())
-
-
 def _pool(text: str) -> int:
     if not (text.isdecimal() and LABELS_PER_SAMPLE <= int(text) <= MOST_ANNOTATORS):
         raise ValueError(f"a whole number from {LABELS_PER_SAMPLE} to {MOST_ANNOTATORS}")
@@ -150,6 +145,7 @@ ANNOTATORS = NoiseKind(
         Option("pool", "number of annotators for all clients, each with its own rate and errors", _pool),
     ),
     prepare=annotators,
-    nominal=annotated_ratio,
+    # ρ; for a pool the mean rate of its annotators
+    nominal=lambda client: client.ratio if client.shared.rates is None else float(client.shared.rates.mean()),
     announced=annotated_announced,
 )  # fmt: skip

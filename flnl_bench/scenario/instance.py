@@ -15,7 +15,6 @@ from flnl_bench.scenario.setting import (
     NoiseKind,
     NoisyClient,
     Option,
-    Setting,
     draw_classes,
     mean_over_range,
     number,
@@ -59,7 +58,7 @@ def label_chances(wrong: np.ndarray, true: np.ndarray, rates: np.ndarray) -> np.
 def project(client: NoisyClient, seed: int) -> np.ndarray:
     """Return g of all samples, float64 [n, C], from x·W with a standard normal W [d, C] for each true class.
 
-    It works class by class: for 100 classes of 32×32 colour images, all W together have 30 million numbers.
+    It computes one class at a time: for 100 classes of 32×32 colour images, all W have 30 million numbers.
     """
     images, scale = client.dataset.train_x, client.options["scale"] / 255
     centre = images.mean(axis=0).ravel() if client.options["centre"] else 0.0
@@ -94,22 +93,14 @@ def instance_labels(client: NoisyClient) -> np.ndarray:
     return draw_classes(label_chances(wrong, client.true, rates), client.rng)
 
 
-def instance_expected(setting: Setting) -> float:
-    """Return φ times the mean of q over the range."""
-    return setting.phi * mean_over_range(setting, mean_flip_rate)
-
-
 INSTANCE = NoiseKind(
     "inst",
     "the wrong class by a random projection of the image (Xia et al. 2020)",
     instance_labels,
-    expected=instance_expected,
+    expected=lambda setting: setting.phi * mean_over_range(setting, mean_flip_rate),
     options=(
         Option(
-            "projection",
-            "shared by all clients, or one for each client",
-            one_of("shared", "client"),
-            "shared",
+            "projection", "shared by all clients, or one per client", one_of("shared", "client"), "shared"
         ),
         Option("scale", "the brightest pixel; below 255 the image decides less", number(0.001, 1e6), 255.0),
         Option("centre", "true or false: subtract the mean training image", one_of(True, False), False),

@@ -198,11 +198,6 @@ def draw_client_noise(setting: Setting, clients: int, seed: int, family: str) ->
     return ClientNoise(kinds, np.where(noisy, ratios, 0.0))
 
 
-def noisy_labels(kind: str, client: NoisyClient) -> np.ndarray:
-    """Return the given labels of one client under the noise of this name."""
-    return labels_and_open(kind, client)[0]
-
-
 def labels_and_open(kind: str, client: NoisyClient) -> tuple[np.ndarray, np.ndarray]:
     """Return the given labels of one client, and which of its images are to be replaced."""
     who, labels = f"noise {kind!r}", NOISES.find(kind).labels

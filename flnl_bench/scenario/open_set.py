@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flnl_bench.data.catalogue import dataset_name
+from flnl_bench.data import dataset_name
 from flnl_bench.data.dataset import Dataset, Pool
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.scenario.setting import Load, NoiseKind, NoisyClient, Option, Setting, number, rounded_down
@@ -62,10 +62,7 @@ def with_pool(dataset: Dataset, setting: Setting, load: Load) -> Dataset:
     if name.startswith(HELD_OUT):
         return hold_out(dataset, name.removeprefix(HELD_OUT).split("+"), f"setting {setting.name!r}")
     other = load(name)
-    first = other.train_x[:COMPARED_IMAGES]
-    if first.shape == dataset.train_x[:COMPARED_IMAGES].shape and np.array_equal(
-        first, dataset.train_x[:COMPARED_IMAGES]
-    ):
+    if np.array_equal(other.train_x[:COMPARED_IMAGES], dataset.train_x[:COMPARED_IMAGES]):
         raise BadInput(f"setting {setting.name!r}: {name} has the same images as {dataset.name}")
     return replace(dataset, pool=Pool(other.train_x, other.digest))
 
@@ -131,9 +128,7 @@ OPEN_SET = NoiseKind(
             _pool,
             required=True,
         ),
-        Option(
-            "omega", "share of the errors that are such images; the other errors are sym", number(0, 1), 1.0
-        ),
+        Option("omega", "share of the errors that are such images; the others are sym", number(0, 1), 1.0),
     ),
     stage=with_pool,
 )

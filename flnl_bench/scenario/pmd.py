@@ -49,11 +49,6 @@ def bisect(too_small: Callable[[float], bool]) -> float:
     return high
 
 
-def certainty(scores: np.ndarray) -> float:
-    """Return the mean of the highest score."""
-    return float(scores.max(axis=1).mean())
-
-
 def scores_of(everyone: NoisyClient) -> np.ndarray:
     """Return η of all train images, float64 [N, C]: from the file, or softmax of −‖x − μ_c‖²/h."""
     dataset, size = everyone.dataset, len(everyone.dataset.train_y)
@@ -65,7 +60,7 @@ def scores_of(everyone: NoisyClient) -> np.ndarray:
             raise BadInput(f"{where}: row {bad[0]} sums to {sums[bad[0]]:.6g}, not to 1")
         return scores
     distances = distances_to_means(dataset)
-    width = bisect(lambda width: certainty(softmax(-distances / width)) > CERTAINTY)
+    width = bisect(lambda width: softmax(-distances / width).max(axis=1).mean() > CERTAINTY)
     return softmax(-distances / width)
 
 

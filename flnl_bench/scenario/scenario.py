@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.data.catalogue import load_dataset
+from flnl_bench.data import load_dataset
 from flnl_bench.data.dataset import Dataset, LoadProgress
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
@@ -34,7 +34,7 @@ class Scenario:
     samples: int | None  # number of train images in use; None: all
     clients: tuple[np.ndarray, ...]  # sorted int64 row numbers into the train set
     given: np.ndarray  # int64 [N], the labels to train on; rows of no client keep the true label
-    true: np.ndarray  # int64 [N]; -1: an open-set image, for which no apply_noise is right
+    true: np.ndarray  # int64 [N]; -1: an open-set image, for which no label is right
     classes: int
     kinds: tuple[str, ...]  # noise of each client: clean, or a name of NOISES
     nominal: np.ndarray  # float64 [K], ρ_k; NaN for natural noise
@@ -51,7 +51,7 @@ class Scenario:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        """Whether the given apply_noise is not the true one, bool [N]."""
+        """Whether the given label is not the true one, bool [N]."""
         differs: np.ndarray = self.given != self.true
         return differs
 
@@ -123,7 +123,7 @@ def draw_scenario(
     """Draw the scenario of these names; no other input changes a draw.
 
     Args:
-        dataset: the loaded data set, as `stage` gives it.
+        dataset: the loaded data set, as `stage` returns it.
         partition: a name such as `iid` or `dir-0.3`, see PARTITIONS.
         setting: a name such as `sym-1.0` or `clean`, see NOISES.
         clients: the number of clients K.

@@ -25,7 +25,7 @@ from flnl_bench.atomic_files import json_text, path_part, replace_file
 from flnl_bench.data.dataset import Dataset, checked_labels
 from flnl_bench.errors import BadInput, one_line, require
 from flnl_bench.input_files import parse_json, read_npz
-from flnl_bench.scenario.noise import noisy_labels, parse_setting
+from flnl_bench.scenario.noise import labels_and_open, parse_setting
 from flnl_bench.scenario.partition import parse_partition
 from flnl_bench.scenario.scenario import Scenario, client_table, scenario_summary
 from flnl_bench.scenario.setting import NoisyClient, Setting, rounded_down
@@ -211,11 +211,10 @@ def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
             f"the scenario {scenario.fingerprint} was made for {scenario.dataset} (digest "
             f"{scenario.dataset_digest[:8]}), not for this {dataset.name} (digest {dataset.digest[:8]})"
         )
-    facts = {
-        "number of classes": (scenario.classes, len(dataset.classes)),
-        "truth_known": (scenario.truth_known, dataset.truth_known),
-    }
-    for name, (of_scenario, of_data) in facts.items():
+    for name, of_scenario, of_data in (
+        ("number of classes", scenario.classes, len(dataset.classes)),
+        ("truth_known", scenario.truth_known, dataset.truth_known),
+    ):
         if of_scenario != of_data:
             raise BadInput(f"the {name} of the scenario is {of_scenario}, but {of_data} in {dataset.name}")
     if scenario.replaced is not None:
@@ -232,7 +231,7 @@ def check_dataset(scenario: Scenario, dataset: Dataset) -> None:
 
 
 def _forged(scenario: Scenario, dataset: Dataset, client: int) -> str | None:
-    """Say why the labels of a client cannot come from its built-in kind of noise; None if they can."""
+    """Return why the labels of a client cannot come from its built-in kind of noise; None if they can."""
     rows, kind = scenario.clients[client], scenario.kinds[client]
     given, true, wrong = scenario.given[rows], scenario.true[rows], scenario.wrong[rows]
     if kind in ("sym", "asym", "asym-super", "pair", "open"):
@@ -245,7 +244,7 @@ def _forged(scenario: Scenario, dataset: Dataset, client: int) -> str | None:
     if kind == "real":
         setting = parse_setting(scenario.setting)
         noisy = NoisyClient(true, rows, np.nan, setting, dataset, np.random.default_rng(0), scenario.seed)
-        if np.any(given != noisy_labels(kind, noisy)):
+        if np.any(given != labels_and_open(kind, noisy)[0]):
             return "does not have the natural labels of the data set"
     return None
 

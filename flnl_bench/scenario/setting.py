@@ -34,7 +34,7 @@ class Option:
     @property
     def about(self) -> str:
         """The option with its default, for lists."""
-        value = "…" if self.default is None else as_text(self.default)
+        value = "…" if self.default is None else _as_text(self.default)
         return f"{self.name}={value}: {self.help}" + (" (must be given)" if self.required else "")
 
 
@@ -56,7 +56,7 @@ def number(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 def one_of(*values: Any) -> Callable[[str], Any]:
     """Return a parser of one of several values."""
-    texts = {as_text(value): value for value in values}
+    texts = {_as_text(value): value for value in values}
 
     def parse(text: str) -> Any:
         if text not in texts:
@@ -73,10 +73,10 @@ def file(text: str) -> str:
     return os.path.abspath(Path(text).expanduser())
 
 
-def as_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return the canonical text of a number, a truth value, a name or several of them."""
     if isinstance(value, tuple):
-        return "+".join(map(as_text, value))
+        return "+".join(map(_as_text, value))
     if isinstance(value, bool):
         return str(value).lower()
     return np.format_float_positional(value, trim="0") if isinstance(value, float) else str(value)
@@ -189,10 +189,10 @@ class Setting:
         """The canonical name of this setting."""
         name = f"{self.kind.name}-{self.rest}" if self.rest else self.kind.name
         if self.kind.ratios is not None:
-            name = f"{name}-{as_text(self.phi)}"
+            name = f"{name}-{_as_text(self.phi)}"
             if not (math.isnan(self.low) or (self.low, self.high) == self.kind.ratios):
-                name = f"{name}:{as_text(self.low)}-{as_text(self.high)}"
-        return ",".join([name, *(f"{key}={as_text(value)}" for key, value in self.options)])
+                name = f"{name}:{_as_text(self.low)}-{_as_text(self.high)}"
+        return ",".join([name, *(f"{key}={_as_text(value)}" for key, value in self.options)])
 
     @property
     def expected_ratio(self) -> float:

@@ -14,9 +14,9 @@ from flnl_bench.atomic_files import make_writable
 from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.running.resolve import federate
-from flnl_bench.suite.estimate import Estimate, estimate
 from flnl_bench.suite.grid import PlannedRun, make_grid
-from flnl_bench.suite.progress import SuiteProgress, run_object
+from flnl_bench.suite.launchers import LocalLauncher, RayLauncher, SlurmLauncher, slots
+from flnl_bench.suite.progress import Estimate, SuiteProgress, estimate_time, run_object
 from flnl_bench.suite.scheduler import Launcher, conduct
 from flnl_bench.suite.suite_file import Suite, make_suite, read_suite
 from flnl_bench.trackers import find_tracker
@@ -60,7 +60,9 @@ class SuiteResult:
     @property
     def lacks_data(self) -> bool:
         """Whether runs have failed, and all of them because their data are missing."""
-        return bool(self.failures) and all(e.startswith("MissingData") for e in self.failures.values())
+        return bool(self.failures) and all(
+            error.startswith("MissingData") for error in self.failures.values()
+        )
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
@@ -108,7 +110,7 @@ def run_suite(
         tracker: names of trackers that follow every run, as for `run`.
         progress: called with the progress of all runs, which has `warnings`, at the start and whenever it
             was read again; without it, the warnings are Python's.
-        loading: called as (what, done, total) while a large data set is decoded.
+        loading: called as (title, done, total) while a large data set is decoded.
 
     Raises:
         BadInput: an option is not possible; the message says which values are.
@@ -119,15 +121,8 @@ def run_suite(
     trackers = (tracker,) if isinstance(tracker, str) else tuple(tracker)
     for name in trackers:
         find_tracker(name)
-    checked, plans = _plan(
-        suite,
-        device,
-        executor == "local",
-        out=out,
-        data_dir=data_dir,
-        tracker=trackers,
-        save_model=save_model,
-    )
+    options = {"out": out, "data_dir": data_dir, "tracker": trackers, "save_model": save_model}
+    checked, plans = _plan(suite, device, executor == "local", **options)
     start = time.monotonic()
     state = SuiteProgress.of(plans, jobs or len(plans), retry_failed, fresh)
     for warning in () if progress else state.warnings:
@@ -141,15 +136,10 @@ def run_suite(
         conduct(state, launcher, progress or (lambda state: None))
     elif progress and not dry_run:
         progress(state)
-    left = _estimate(state, out, jobs, runs_per_gpu) if dry_run and executor == "local" else None
+    left = None
+    if dry_run and executor == "local":
+        left = estimate_time(state, out, slots(jobs, plans[0].config.device, runs_per_gpu)[0])
     return SuiteResult(checked, state, out, time.monotonic() - start, left)
-
-
-def _estimate(state: SuiteProgress, out: Path, jobs: int | None, runs_per_gpu: int) -> Estimate | None:
-    from flnl_bench.suite.local import slots
-
-    first, *_ = state.runs
-    return estimate(state, out, slots(jobs, first.config.device, runs_per_gpu)[0])
 
 
 def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:
@@ -187,8 +177,9 @@ def _check_data(state: SuiteProgress, loading: LoadProgress | None) -> None:
     """
     federations: dict[str, dict[tuple[str | int, ...], PlannedRun]] = {}  # by data set
     for planned in state.having("waiting", "running"):
-        c = planned.config
-        federations.setdefault(c.dataset, {})[c.preset, c.partition, c.setting, c.seed] = planned
+        config = planned.config
+        key = (config.preset, config.partition, config.setting, config.seed)
+        federations.setdefault(config.dataset, {})[key] = planned
     for name, plans in federations.items():
         dataset = load_dataset(name, next(iter(plans.values())).options.data_dir, loading)
         for planned in plans.values():
@@ -211,16 +202,10 @@ def _launcher(
     first, *_ = state.runs
     gpu = first.config.device == "cuda"
     if executor == "local":
-        from flnl_bench.suite.local import LocalLauncher, slots
-
         state.jobs, gpus = slots(jobs, first.config.device, runs_per_gpu)
         return LocalLauncher(min(state.jobs, len(state.runs)), gpus, retry_failed)
     if executor == "ray":
-        from flnl_bench.suite.ray import RayLauncher
-
         launcher = RayLauncher(jobs, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
         state.jobs = launcher.capacity
         return launcher
-    from flnl_bench.suite.slurm import SlurmLauncher
-
     return SlurmLauncher(state.jobs, first.options.out, sbatch, cpus_per_run, gpu, retry_failed)

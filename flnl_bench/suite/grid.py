@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from flnl_bench.config import RunConfig, written
-from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.methods import Methods, default_methods
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.running.options import RunOptions
-from flnl_bench.running.resolve import changed_values, configure
-from flnl_bench.suite.suite_file import Suite, Variation
+from flnl_bench.running.resolve import changed_values, make_config
+from flnl_bench.suite.suite_file import Suite
 
 MOST_RUNS = 100_000  # of a suite
 
@@ -91,7 +90,7 @@ def make_grid(
                 tracker=tracker,
                 save_model=save_model,
             )
-            config, _ = configure(options, device=device)
+            config, _ = make_config(options, device=device)
             planned = PlannedRun(options, config)
             grid.setdefault(planned.folder.path, planned)
     return list(grid.values())
@@ -112,7 +111,8 @@ def _methods(suite: Suite, registry: Methods) -> Iterator[tuple[str, str | None,
             raise BadInput(f"{variation.name!r} is the name of an ablation and of a sweep")
         base = _changes(suite, registry, variation.method)
         where = f"{'sweeps' if variation.sweep else 'ablations'}.{variation.name}.set."
-        for values in _combinations(variation):
+        for combination in itertools.product(*variation.values.values()):
+            values = dict(zip(variation.values, combination, strict=True))
             registry.parse(variation.method, values, where)
             ablation = None if variation.sweep else f"{variation.method} [{variation.name}]"
             yield variation.method, ablation, {**base, **values}
@@ -124,31 +124,3 @@ def _changes(suite: Suite, registry: Methods, method: str) -> dict[str, str]:
     own = registry.variant_values(method)
     common = {key: value for key, value in suite.changes.get(base, {}).items() if key not in own}
     return {**common, **suite.changes.get(method, {})} if variant else common
-
-
-def _combinations(variation: Variation) -> Iterator[Mapping[str, str]]:
-    keys = list(variation.values)
-    for values in itertools.product(*variation.values.values()):
-        yield dict(zip(keys, values, strict=True))
-
-
-# -- cost --------------------------------------------------------------------------------------------
-def fedavg_samples(config: RunConfig) -> int | None:
-    """Count the samples that FedAvg runs forward in all rounds, and as many backward.
-
-    None if the size of the data set is not known.
-    """
-    training = config.training
-    sizes = (find_dataset(config.dataset).train_images, training.samples)
-    known = [size for size in sizes if size is not None]
-    if not known:
-        return None
-    per_epoch = training.rounds * training.sampled_clients * min(known) / training.clients
-    return round(per_epoch * training.epochs)
-
-
-def total_fedavg_samples(plans: list[PlannedRun]) -> int | None:
-    """Sum `fedavg_samples` over runs; None if the size of a data set is not known."""
-    counts = [fedavg_samples(planned.config) for planned in plans]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None

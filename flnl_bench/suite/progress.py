@@ -1,28 +1,35 @@
-"""The progress of a suite, read from the folders of its runs, whichever process or machine works on them."""
+"""The progress of a suite, read from the folders of its runs, and the time that the rest will take."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flnl_bench.config import RunConfig
+from flnl_bench.data import find_dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.methods import default_methods
 from flnl_bench.results.lock import owner, remote_claim
-from flnl_bench.results.run_record import RoundRow, RunRecord
-from flnl_bench.suite.grid import PlannedRun, total_fedavg_samples
+from flnl_bench.results.run_folder import read_runs
+from flnl_bench.results.run_record import RoundRow, RunRecord, read_last_round
+from flnl_bench.suite.grid import PlannedRun
 from flnl_bench.suite.suite_file import Suite
 
-STATUSES = ("done", "running", "waiting", "failed")
+SUITE_STATUSES = ("done", "running", "waiting", "failed")
+PROBE_SECONDS = 1.0  # of training a network
+PROBE_BATCH = 32
 
 
 class Progress(NamedTuple):
     """One run at one moment: its status in the suite, and what its folder holds."""
 
-    status: str  # one of STATUSES
+    status: str  # one of SUITE_STATUSES
     record: RunRecord | None = None
     last_round: RoundRow | None = None  # the last finished round
     error: str | None = None  # why the run failed
@@ -45,7 +52,7 @@ def progress_of(planned: PlannedRun) -> Progress:
         record = folder.read()
     except BadInput as problem:  # torn or foreign: another run must not overwrite it unasked
         return Progress("failed", error=str(problem))
-    last_round = folder.last_round()
+    last_round = read_last_round(folder.path)
     if record and record.done:
         return Progress("done", record, last_round)
     if record and record.status == "failed":
@@ -86,7 +93,7 @@ class SuiteProgress:
 
     def counts(self) -> dict[str, int]:
         """Return the number of runs per status."""
-        return {status: len(self.having(status)) for status in STATUSES}
+        return {status: len(self.having(status)) for status in SUITE_STATUSES}
 
     def seconds_left(self) -> float | None:
         """Estimate from the last round of each run of a method; None before the first round."""
@@ -116,6 +123,106 @@ def code_warnings(runs: Mapping[PlannedRun, Progress]) -> list[str]:
         f"the code of {part} has changed since {count} of the runs were started; --fresh starts all again"
         for part, count in counts.items()
     ]
+
+
+# -- cost --------------------------------------------------------------------------------------------
+def fedavg_samples(config: RunConfig) -> int | None:
+    """Count the samples that FedAvg runs forward in all rounds, and as many backward.
+
+    None if the size of the data set is not known.
+    """
+    training = config.training
+    sizes = (find_dataset(config.dataset).train_images, training.samples)
+    known = [size for size in sizes if size is not None]
+    if not known:
+        return None
+    per_epoch = training.rounds * training.sampled_clients * min(known) / training.clients
+    return round(per_epoch * training.epochs)
+
+
+def total_fedavg_samples(plans: list[PlannedRun]) -> int | None:
+    """Sum `fedavg_samples` over runs; None if the size of a data set is not known."""
+    counts = [fedavg_samples(planned.config) for planned in plans]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+# -- time --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds until all runs are done, with `jobs` runs at once, and the source of that number."""
+
+    seconds: float
+    jobs: int
+    source: str
+
+
+def estimate_time(progress: SuiteProgress, out: Path, jobs: int) -> Estimate | None:
+    """Estimate the time of the runs that are not done; None if the size of a data set is not known."""
+    plans = progress.having("waiting", "running")
+    samples = {planned: fedavg_samples(planned.config) for planned in plans}
+    if not plans or None in samples.values():
+        return None
+    rates, runs = _measured(out)
+    probed: dict[str, float] = {}  # by network
+    sources: dict[str, str] = {}
+    total = 0.0
+    for planned in plans:
+        method, model, *rest = _key(planned.config)
+        rate = rates.get((method, model, *rest)) or rates.get(("", model, *rest))
+        if rate:
+            sources["runs"] = f"{runs} finished run{'s' if runs > 1 else ''} in {out}"
+        else:
+            sources["probe"] = "a short probe of the networks as FedAvg, on images of CIFAR's size"
+            rate = probed[model] = probed.get(model) or _probe(planned.config)
+        left = 1 - progress.runs[planned].rounds / planned.config.training.rounds
+        total += rate * (samples[planned] or 0) * left
+    at_once = max(1, min(jobs, len(plans)))
+    return Estimate(total / at_once, at_once, " and ".join(sources.values()))
+
+
+def _key(config: RunConfig) -> tuple[str, str, str, str]:
+    """Return the parts of a run that its seconds per sample depend on most."""
+    return config.method, config.training.model, config.dataset, config.device
+
+
+def _measured(out: Path) -> tuple[dict[tuple[str, ...], float], int]:
+    """Return seconds per sample of FedAvg by `_key`, those of all methods with "" as the method."""
+    records = [record for record in read_runs(out)[0] if record.done] if out.is_dir() else []
+    rates: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for record in records:
+        method, *rest = _key(record.config)
+        with contextlib.suppress(BadInput):  # a data set that is not known here
+            if samples := fedavg_samples(record.config):
+                for key in ((method, *rest), ("", *rest)):
+                    rates[key].append(record.result().seconds / samples)
+    return {key: statistics.fmean(values) for key, values in rates.items()}, len(records)
+
+
+def _probe(config: RunConfig) -> float:
+    """Measure the seconds per sample in which this machine trains the network."""
+    import torch
+
+    from flnl_bench.engine.devices import configure_torch
+    from flnl_bench.models import make_network
+
+    device, training = torch.device(config.device), config.training
+    configure_torch(device, training.precision)
+    network = make_network(training.model, channels=3, classes=10, norm=training.norm).to(device)
+    images = torch.zeros(PROBE_BATCH, 3, 32, 32, device=device)  # of CIFAR-10
+    labels = torch.zeros(PROBE_BATCH, dtype=torch.long, device=device)
+
+    def train(seconds: float) -> float:
+        start, steps = time.perf_counter(), 0
+        while not steps or time.perf_counter() - start < seconds:
+            torch.autograd.backward(torch.nn.functional.cross_entropy(network(images), labels))
+            steps += 1
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / (steps * PROBE_BATCH)
+
+    train(0.0)  # the first step is slower
+    return train(PROBE_SECONDS)
 
 
 # -- plain values, for JSON and frames ---------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.plugin_files import files_in_use, use_files
@@ -16,9 +16,6 @@ from flnl_bench.results.lock import Busy, claimed, owner
 from flnl_bench.running.resolve import prepare
 from flnl_bench.suite.grid import PlannedRun
 from flnl_bench.suite.progress import Progress, SuiteProgress, progress_of
-
-if TYPE_CHECKING:
-    from flnl_bench.running.runner import Runner
 
 CHANGED = "a preset, a default or the version of flnl-bench is not the one that the suite was started with"
 LOSSES = 3  # a run whose worker was lost so often, without a new round in between, counts as failed
@@ -33,7 +30,9 @@ class WorkerReport:
     error: str | None = None
 
 
-def work(planned: PlannedRun, retry_failed: bool = False, plugin_files: Sequence[Path] = ()) -> WorkerReport:
+def run_planned(
+    planned: PlannedRun, retry_failed: bool = False, plugin_files: Sequence[Path] = ()
+) -> WorkerReport:
     """Run or resume a planned run to its end.
 
     Args:
@@ -41,6 +40,8 @@ def work(planned: PlannedRun, retry_failed: bool = False, plugin_files: Sequence
         retry_failed: resume a failed run; start it again if its checkpoint or record cannot be read.
         plugin_files: plugin files of the suite, which a worker on another machine does not know.
     """
+    from flnl_bench.engine.checkpoint import CorruptCheckpoint
+
     try:
         progress = progress_of(planned)
         if progress.status == "done":
@@ -55,8 +56,12 @@ def work(planned: PlannedRun, retry_failed: bool = False, plugin_files: Sequence
         if runner.config.hash != planned.config.hash:
             return WorkerReport("failed", CHANGED)
         runner.warn = _warn
-        unreadable = progress.status == "failed" and progress.record is None
-        _run(runner, unreadable, retry_failed)
+        try:
+            runner.run()
+        except CorruptCheckpoint:
+            if not retry_failed:
+                raise
+            runner.run(fresh=True)
     except Busy:
         return WorkerReport("busy")
     except KeyboardInterrupt:
@@ -72,23 +77,11 @@ def _warn(text: str) -> None:
     print(f"flnl-bench: warning: {text}", file=sys.stderr, flush=True)
 
 
-def _run(runner: Runner, fresh: bool, retry_failed: bool) -> None:
-    """Run or resume; with `retry_failed`, start again if the checkpoint is corrupt."""
-    from flnl_bench.engine.checkpoint import CorruptCheckpoint
-
-    try:
-        runner.run(fresh=fresh)
-    except CorruptCheckpoint:
-        if not retry_failed:
-            raise
-        runner.run(fresh=True)
-
-
 # -- in the suite's process --------------------------------------------------------------------------
 class Launcher(Protocol):
     """Starts runs in workers: local processes, a Ray cluster, a Slurm cluster."""
 
-    tick: float  # seconds between two looks at the runs
+    tick: float  # seconds between two checks of the runs
 
     def submit(self, plans: Sequence[PlannedRun]) -> None:
         """Take runs, and start each when a worker is free."""
@@ -100,10 +93,9 @@ class Launcher(Protocol):
         """Stop the workers now, so that their runs can resume; also called once at the end."""
 
 
-def work_arguments(planned: PlannedRun, retry_failed: bool) -> tuple[PlannedRun, bool, list[Path]]:
-    """Return the arguments of `work` for a worker that may have another working directory."""
-    options = planned.options
-    preset = options.preset
+def worker_arguments(planned: PlannedRun, retry_failed: bool) -> tuple[PlannedRun, bool, list[Path]]:
+    """Return the arguments of `run_planned` for a worker that may have another working directory."""
+    options, preset = planned.options, planned.options.preset
     if preset.endswith(".toml"):
         preset = str(Path(preset).expanduser().absolute())
     data_dir = options.data_dir and options.data_dir.absolute()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING, as_set, check_seeds, training_changes
+from flnl_bench.config import TRAINING_FIELDS, as_set, check_seeds, training_changes
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.input_files import read_toml
 
@@ -64,7 +64,7 @@ def read_suite(path: Path) -> Suite:
 def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
     """Check the content of a suite file, as a dictionary; `name` is used if it has none."""
     table = dict(table)
-    _check_keys(table, _KEYS, "key")
+    _check_keys(table, _KEYS)
     for key in ("name", "description", "preset"):
         _require(isinstance(table.get(key, ""), str), key, "a text")
     for key in _TABLES:
@@ -75,13 +75,15 @@ def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
     _require("settings" in table, "settings", "given")
     axes = {key: _axis(table.get(key, default), key) for key, default in GRID_AXES.items()}
     methods = _axis(table["methods"], "methods") if "methods" in table else ()
+    training = table.get("training", {})
+    _check_keys(training, TRAINING_FIELDS, "[training]")
     variations = (*_variations(table, "ablations"), *_variations(table, "sweeps"))
     _require(bool(methods or variations), "methods", "given, unless there are ablations or sweeps")
     return Suite(
         name=table.get("name", name),
         description=table.get("description", ""),
         methods=methods,
-        training=_training(table.get("training", {})),
+        training=training_changes(training, "training."),
         changes={method: _texts(values, f"set.{method}") for method, values in table.get("set", {}).items()},
         variations=variations,
         **axes,
@@ -99,19 +101,13 @@ def _axis(values: Any, key: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _training(values: dict[str, Any]) -> dict[str, Any]:
-    """Check the changes of the protocol."""
-    _check_keys(values, TRAINING, "key", "[training]")
-    return training_changes(values, "training.")
-
-
 def _variations(table: Mapping[str, Any], key: str) -> list[Variation]:
     """Check the named tables of ablations or sweeps: `method` and `set`; only sweeps may list values."""
     variations = []
     for name, values in table.get(key, {}).items():
         where = f"{key}.{name}"
         _require(isinstance(values, dict), where, "a table")
-        _check_keys(values, ("method", "set"), "key", where)
+        _check_keys(values, ("method", "set"), where)
         _require(isinstance(values.get("method"), str), f"{where}.method", "the name of a method")
         _require(isinstance(values.get("set"), dict) and values["set"], f"{where}.set", "a table of values")
         lists: dict[str, tuple[str, ...]]
@@ -126,7 +122,7 @@ def _variations(table: Mapping[str, Any], key: str) -> list[Variation]:
 def _listed(value: Any, where: str) -> tuple[str, ...]:
     values = value if isinstance(value, list | tuple) else [value]
     _require(len(values) > 0, where, "a value or a list of values")
-    return tuple(as_set(each, where) for each in values)
+    return tuple(as_set(item, where) for item in values)
 
 
 def _texts(values: Any, where: str) -> dict[str, str]:
@@ -134,10 +130,10 @@ def _texts(values: Any, where: str) -> dict[str, str]:
     return {key: as_set(value, f"{where}.{key}") for key, value in values.items()}
 
 
-def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], what: str, where: str = "") -> None:
+def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], where: str = "") -> None:
     for key in table:
         if key not in allowed:
-            raise unknown(what, key, allowed, where)
+            raise unknown("key", key, allowed, where)
 
 
 def _require(condition: bool, key: str, must: str) -> None:

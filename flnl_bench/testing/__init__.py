@@ -11,8 +11,8 @@ In a test file of the plugin:
 
 from flnl_bench.testing.checks import CHECKS, Finding, examine, parametrize_with_checks
 from flnl_bench.testing.worlds import (
+    CPU_ONLY,
     ROUNDS,
-    TOY_DEVICES,
     TOY_TRAINING,
     degenerate_scenario,
     run_rounds,
@@ -23,8 +23,8 @@ from flnl_bench.testing.worlds import (
 
 __all__ = [
     "CHECKS",
+    "CPU_ONLY",
     "ROUNDS",
-    "TOY_DEVICES",
     "TOY_TRAINING",
     "Finding",
     "degenerate_scenario",

@@ -18,7 +18,7 @@ from flnl_bench.data import DATASETS, Dataset, DatasetKind
 from flnl_bench.data.dataset import data_root
 from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.models import MODELS, ModelKind, make_network
-from flnl_bench.models.network import Network
+from flnl_bench.models.networks import Network
 from flnl_bench.registry import Registry
 from flnl_bench.results.run_record import RunRecord, ScenarioFacts
 from flnl_bench.scenario import (

@@ -19,7 +19,7 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.scenario import Scenario, draw_scenario
 
 # -- the toy world: easy images, six clients, seconds per run ------------------------------------------
-TOY_DEVICES = Devices(torch.device("cpu"))
+CPU_ONLY = Devices(torch.device("cpu"))
 ROUNDS = 6
 TOY_TRAINING = Training(
     model="tiny-cnn",
@@ -80,7 +80,7 @@ def degenerate_scenario() -> Scenario:
 def toy_engine(method: Method, scenario: Scenario | None = None, **changes: Any) -> Engine:
     """Make an engine of the toy world, on the CPU."""
     training = dataclasses.replace(TOY_TRAINING, **changes)
-    return Engine(method, toy_dataset(), scenario or toy_scenario(), training, 1, TOY_DEVICES)
+    return Engine(method, toy_dataset(), scenario or toy_scenario(), training, 1, CPU_ONLY)
 
 
 def worker_of(engine: Engine) -> ClientWorker:

@@ -223,7 +223,7 @@
       el("table", {}, el("caption", { class: "hidden", text: `${table.title}, ${view.metric.help}` }), el("thead", {}, head), el("tbody", {}, ...body))));
     const help = view.metric.help[0].toUpperCase() + view.metric.help.slice(1);
     const notes = [`${help}; ${view.metric.higher ? "higher" : "lower"} is better. Rank${view.over.length > 1 ? " and Avg" : ""}: over ${view.over.join(", ")}.`];
-    if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds only, where others have ${most}.`);
+    if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds instead of ${most}.`);
     if (table.order && (state.metric === "last10")) notes.push(
       `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
     parts.push(el("p", { class: "note", text: notes.join(" ") }));

@@ -1,0 +1,288 @@
+"""Launchers of suites: worker processes of this machine, tasks of a Ray cluster, jobs of a Slurm cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from flnl_bench.errors import BadInput, one_line
+from flnl_bench.processes import hear_termination, interruptible, start_worker
+from flnl_bench.suite.grid import PlannedRun
+from flnl_bench.suite.scheduler import WorkerReport, run_planned, worker_arguments
+
+CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, for a try without Slurm
+MINUTES = 24 * 60  # time limit of a job, unless `--slurm time=MINUTES` is given; the next job resumes the run
+
+
+# -- this machine ------------------------------------------------------------------------------------
+def slots(jobs: int | None, device: str, runs_per_gpu: int) -> tuple[int, list[str]]:
+    """Return how many runs fit on this machine at once, and its GPUs, if the runs need them."""
+    if device != "cuda":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return jobs or cores or 1, []
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    most = len(gpus) * runs_per_gpu
+    return min(jobs or most, most), gpus
+
+
+class LocalLauncher:
+    """A pool of spawned processes; each keeps its data set from run to run."""
+
+    tick = 0.5
+
+    def __init__(self, jobs: int, gpus: Sequence[str] = (), retry_failed: bool = False) -> None:
+        """Allow `jobs` workers at once; worker n has the GPU n modulo the number of `gpus`."""
+        self.gpus, self.retry_failed = gpus, retry_failed
+        self.queue: deque[PlannedRun] = deque()
+        self.workers: list[_Worker | None] = [None] * jobs
+
+    def submit(self, plans: Sequence[PlannedRun]) -> None:
+        """Queue runs, and give one to each idle worker."""
+        self.queue.extend(plans)
+        for slot in range(len(self.workers)):
+            worker = self.workers[slot]
+            if self.queue and (worker is None or worker.planned is None):
+                worker = worker or _Worker(self.gpus[slot % len(self.gpus)] if self.gpus else None)
+                self.workers[slot] = worker
+                worker.give(self.queue.popleft(), self.retry_failed)
+
+    def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
+        """Collect reports; a worker that died leaves its run lost, and is replaced."""
+        busy: dict[object, _Worker] = {w.connection: w for w in self.workers if w and w.planned}
+        ended = []
+        for connection in wait([worker.connection for worker in busy.values()], self.tick):
+            worker = busy[connection]
+            planned, report = worker.take()
+            ended.append((planned, report))
+            if report.status == "lost":
+                worker.end()
+                self.workers[self.workers.index(worker)] = None
+        self.submit(())
+        return ended
+
+    def stop(self) -> None:
+        """Stop all workers: idle ones at once, others after they have saved their run."""
+        self.queue.clear()
+        workers = [worker for worker in self.workers if worker]
+        for worker in workers:
+            if worker.planned:
+                worker.process.terminate()
+        try:
+            for worker in workers:
+                worker.end()
+        except KeyboardInterrupt:  # the second Ctrl-C
+            for worker in workers:
+                worker.process.kill()
+            raise
+
+
+class _Worker:
+    """A process and the pipe to it."""
+
+    def __init__(self, gpu: str | None) -> None:
+        self.process, self.connection = start_worker(_serve, gpu)
+        self.planned: PlannedRun | None = None  # the run that it works on
+
+    def give(self, planned: PlannedRun, retry_failed: bool) -> None:
+        self.planned = planned
+        with contextlib.suppress(OSError):  # died at its start: `take` reports that
+            self.connection.send(worker_arguments(planned, retry_failed))
+
+    def take(self) -> tuple[PlannedRun, WorkerReport]:
+        planned, self.planned = self.planned, None
+        assert planned is not None
+        try:
+            return planned, self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return planned, WorkerReport("lost", f"the worker ended with exit code {self.process.exitcode}")
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.join()
+
+
+def _serve(connection: Connection, gpu: str | None) -> None:
+    """Receive runs and send reports until the pipe closes."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    with interruptible(), contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        hear_termination()
+        while True:
+            connection.send(run_planned(*connection.recv()))
+
+
+# -- Ray ---------------------------------------------------------------------------------------------
+class RayLauncher:
+    """Tasks with a share of a CPU and of a GPU; the suite, not Ray, starts lost ones again."""
+
+    tick = 2.0
+
+    def __init__(
+        self, jobs: int | None, cpus: float = 1.0, gpus: float = 0.0, retry_failed: bool = False
+    ) -> None:
+        """Connect; at most `jobs` tasks at once, or as many as fit on the cluster."""
+        ray = self.ray = _import_optional("ray", "ray")
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            ray.init(address="auto", **quiet)
+        except ConnectionError:
+            ray.init(num_cpus=cpus_of(jobs, cpus), include_dashboard=False, **quiet)
+        resources = {"num_cpus": cpus, "num_gpus": gpus}
+        self.task = ray.remote(**resources, max_retries=0)(run_planned)
+        self.jobs, self.retry_failed = jobs, retry_failed
+        self.capacity = capacity(ray.cluster_resources(), jobs, cpus, gpus)
+        self.queue: deque[PlannedRun] = deque()
+        self.tasks: dict[Any, PlannedRun] = {}
+
+    def submit(self, plans: Sequence[PlannedRun]) -> None:
+        """Hand runs to the cluster, up to the number of jobs."""
+        self.queue.extend(plans)
+        while self.queue and (self.jobs is None or len(self.tasks) < self.jobs):
+            planned = self.queue.popleft()
+            self.tasks[self.task.remote(*worker_arguments(planned, self.retry_failed))] = planned
+
+    def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
+        """Collect reports; an error of Ray itself means that the worker was lost."""
+        if not self.tasks:  # other suites work on all remaining runs
+            time.sleep(self.tick)
+        ended = []
+        for task in self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=self.tick)[0]:
+            try:
+                report = self.ray.get(task)
+            except self.ray.exceptions.RayError as error:
+                report = WorkerReport("lost", one_line(error))
+            ended.append((self.tasks.pop(task), report))
+        self.submit(())
+        return ended
+
+    def stop(self) -> None:
+        """Interrupt the tasks, wait for them, disconnect."""
+        self.queue.clear()
+        for task in self.tasks:
+            self.ray.cancel(task)
+        if self.tasks:
+            with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+                self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=60)
+        self.ray.shutdown()
+
+
+def cpus_of(jobs: int | None, cpus: float) -> int:
+    """Return the CPUs of a cluster on which `jobs` runs fit, and at least one."""
+    return max(1, math.ceil(cpus), math.ceil((os.cpu_count() or 1) if jobs is None else jobs * cpus))
+
+
+def capacity(cluster: Mapping[str, float], jobs: int | None, cpus: float, gpus: float) -> int:
+    """Return how many runs fit on a cluster at once, up to the number of jobs."""
+    fits = [cluster.get(name, 0) // share for name, share in (("CPU", cpus), ("GPU", gpus)) if share]
+    return max(1, int(min([*fits, *([jobs] if jobs else [])], default=1)))
+
+
+# -- Slurm, through submitit -------------------------------------------------------------------------
+class SlurmLauncher:
+    """Job arrays with one task per run; logs are in `.slurm` of the results folder."""
+
+    tick = 5.0
+
+    def __init__(
+        self,
+        jobs: int,
+        out: Path,
+        options: Mapping[str, str],
+        cpus: float = 1.0,
+        gpu: bool = False,
+        retry_failed: bool = False,
+    ) -> None:
+        """Prepare the job array; at most `jobs` of its tasks run at once."""
+        submitit = _import_optional("submitit", "slurm")
+        self.local = os.environ.get(CLUSTER) == "local"
+        if not self.local and shutil.which("sbatch") is None:
+            raise BadInput("--executor slurm: this machine has no sbatch; start the suite on a login node")
+        folder = out.absolute() / ".slurm"
+        self.executor = submitit.AutoExecutor(folder=folder, cluster="local" if self.local else "slurm")
+        parameters: dict[str, Any] = {"slurm_array_parallelism": jobs, "cpus_per_task": math.ceil(cpus)}
+        parameters["timeout_min"] = MINUTES
+        parameters |= {"gpus_per_node": 1} if gpu else {}
+        parameters |= {f"slurm_{key}": _number(value) for key, value in options.items()}
+        try:
+            self.executor.update_parameters(name="flnl-bench", **parameters)
+        except (NameError, ValueError, TypeError) as error:
+            raise BadInput(f"--slurm: {error}") from None
+        self.errors, self.retry_failed = submitit.core.utils, retry_failed
+        # Slurm keeps the queue; submitit's local processes would all start at once.
+        self.capacity = min(jobs, os.cpu_count() or 1) if self.local else None
+        self.queue: deque[PlannedRun] = deque()
+        self.jobs: dict[Any, PlannedRun] = {}
+
+    def submit(self, plans: Sequence[PlannedRun]) -> None:
+        """Hand runs to Slurm as one array."""
+        self.queue.extend(plans)
+        free = len(self.queue) if self.capacity is None else max(0, self.capacity - len(self.jobs))
+        batch = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
+        if batch:
+            arguments = [worker_arguments(planned, self.retry_failed) for planned in batch]
+            try:
+                jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
+            except self.errors.FailedJobError as error:
+                raise BadInput(f"--executor slurm: {error}") from None
+            self.jobs.update(zip(jobs, batch, strict=True))
+
+    def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
+        """Collect reports; a job without one (time limit, preemption, lost node) is lost."""
+        until = time.monotonic() + (0.5 if self.local else self.tick)
+        while not (ended := [job for job in self.jobs if job.done()]) and time.monotonic() < until:
+            time.sleep(0.1 if self.local else 1.0)
+        reports = [(self.jobs.pop(job), self._report(job)) for job in ended]
+        self.submit(())
+        return reports
+
+    def _report(self, job: Any) -> WorkerReport:
+        try:
+            error = job.exception()
+        except self.errors.UncompletedJobError as lost:
+            error = lost
+        if error is None:
+            report: WorkerReport = job.result()
+            return report
+        return WorkerReport("lost", f"Slurm job {job.job_id} ended as {job.state}")
+
+    def stop(self) -> None:
+        """Cancel the jobs: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
+        self.queue.clear()
+        for job in self.jobs:
+            job.cancel()
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+            until = time.monotonic() + 30
+            while time.monotonic() < until and not all(job.done(force_check=True) for job in self.jobs):
+                time.sleep(0.2)
+
+
+def slurm_task(planned: PlannedRun, retry_failed: bool, plugin_files: Sequence[Path]) -> WorkerReport:
+    """Do the work of one task of the array; submitit itself would ignore SIGTERM."""
+    with interruptible():
+        return run_planned(planned, retry_failed, plugin_files)
+
+
+def _number(text: str) -> str | int:
+    return int(text) if text.isdigit() else text
+
+
+def _import_optional(module: str, executor: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise BadInput(
+            f"--executor {executor} needs {module}: pip install 'flnl-bench[{executor}]'"
+        ) from None
