@@ -153,7 +153,7 @@ def test_sigterm_is_treated_like_ctrl_c(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("where", "mistaken"), [("round", False), ("round", True), ("start", True)])
 def test_a_stop_that_a_library_swallows_is_heard(tmp_path, monkeypatch, where, mistaken, stop):
     """As in C: some go on without it, some take it for a mistake of their caller."""
-    owner, name = {"round": (Engine, "play_round"), "start": (pool, "lend_images")}[where]
+    owner, name = {"round": (Engine, "run_round"), "start": (pool, "lend_images")}[where]
     works = getattr(owner, name)
 
     def swallows(*given):

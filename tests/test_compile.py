@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from flnl_bench.methods import default_methods
 from flnl_bench.models import make_network
-from flnl_bench.testing import play, toy_engine
+from flnl_bench.testing import run_rounds, toy_engine
 
 METHODS = [
     pytest.param(name, marks=[] if name == "fedgr" else pytest.mark.slow)  # all together a minute
@@ -48,7 +48,7 @@ def last_loss(method):
         return loss(self, model, batch, client)
 
     with patch.object(cls, "loss", spy):
-        play(toy_engine(method))
+        run_rounds(toy_engine(method))
     return calls[0]
 
 
@@ -69,6 +69,6 @@ def test_a_compiled_run_gives_nearly_the_same_weights():
     torch._dynamo.reset()
     method = default_methods().make("fedavg", {}, {})
     compiled_run, plain = toy_engine(method, compile="default"), toy_engine(method)
-    assert play(compiled_run, 1)[0]["forward"] == play(plain, 1)[0]["forward"]
+    assert run_rounds(compiled_run, 1)[0]["forward"] == run_rounds(plain, 1)[0]["forward"]
     torch.testing.assert_close(compiled_run.server.weights, plain.server.weights, atol=1e-4, rtol=1e-3)
     assert compiled_run.executor.model.backbone._compiled_call_impl

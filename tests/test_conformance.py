@@ -18,14 +18,8 @@ from flnl_more.selfie import Selfie
 
 from flnl_bench import Method
 from flnl_bench.methods import default_methods
-from flnl_bench.testing import (
-    check_blind,
-    check_isolated,
-    check_resumes,
-    check_warmup,
-    parametrize_with_checks,
-    toy_engine,
-)
+from flnl_bench.testing import parametrize_with_checks, toy_engine
+from flnl_bench.testing.methods import check_blind, check_isolated, check_resumes, check_warmup
 from flnl_bench.testing.plugin_entries import CannotTell
 
 METHODS = [
@@ -95,7 +89,7 @@ def test_a_warm_up_that_outlasts_the_checks_is_told():
     check_warmup(FedGR())
     with pytest.raises(CannotTell, match="lasts 10 of 6 rounds"):
         check_warmup(Late())
-    with pytest.raises(CannotTell, match="is no hook of it"):
+    with pytest.raises(CannotTell, match="is not the hook"):
         check_warmup(Older())
 
 

@@ -14,7 +14,7 @@ from command_line import flnl, rounds_of, tiny
 from flnl_bench import Method, Update, noisy_clients, numerics
 from flnl_bench.cli import app
 from flnl_bench.methods import default_methods
-from flnl_bench.testing import CHECKS, play, toy_engine
+from flnl_bench.testing import CHECKS, run_rounds, toy_engine
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -132,7 +132,7 @@ def test_the_first_method_of_the_tutorial_runs_from_a_file_and_from_a_hook(tmp_p
     exec(snippet("parametrize_with_checks"), names)
     assert len(names["test_conformance"].pytestmark[0].args[1]) == len(CHECKS["method"])
     (method,) = names["flnl_register_methods"]()
-    (row,) = play(toy_engine(method(trust=0.9)), rounds=1)
+    (row,) = run_rounds(toy_engine(method(trust=0.9)), rounds=1)
     assert row["train_loss"] > 0
     monkeypatch.setenv("FLNL_PLUGINS", str(tmp_path / "bootstrap.py"))
     (tmp_path / "bootstrap.py").write_text(snippet('class Bootstrap(Method):\n    "'))
@@ -159,7 +159,7 @@ def test_the_second_method_of_the_tutorial_trusts_clients_less_that_fit_badly():
     names = {}
     exec(snippet("class Doubt"), names)
     engine = toy_engine(names["Doubt"](), fraction=1.0)
-    play(engine, rounds=2)
+    run_rounds(engine, rounds=2)
     server = engine.server
     weights = [{"w": torch.tensor(value)} for value in (0.0, 1.0)]
     updates = [

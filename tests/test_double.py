@@ -5,7 +5,7 @@ import torch
 
 import flnl_bench as fb
 from flnl_bench.methods import default_methods
-from flnl_bench.testing import play, toy_engine
+from flnl_bench.testing import run_rounds, toy_engine
 
 NAMES = default_methods().names()
 
@@ -23,7 +23,7 @@ def double():
 )
 def test_a_method_computes_in_the_default_precision_of_torch(name):
     engine = toy_engine(default_methods().make(name, {}, {}))
-    play(engine, 6)  # beyond the warm-up of all methods
+    run_rounds(engine, 6)  # beyond the warm-up of all methods
     assert {w.dtype for w in engine.server.weights.values() if w.is_floating_point()} == {torch.float64}
     assert all(torch.isfinite(w).all() for w in engine.server.weights.values())
 

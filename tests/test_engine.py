@@ -18,7 +18,7 @@ from flnl_bench.engine.devices import survives_bfloat16
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import average
-from flnl_bench.testing import CPU_ONLY, TRAINING, play, toy_dataset, toy_engine, toy_scenario
+from flnl_bench.testing import CPU_ONLY, TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
 
 class Scalar(nn.Module):
@@ -62,7 +62,7 @@ def world(sizes, labels):
 def test_a_round_ends_with_the_weight_computed_by_hand():
     # One full batch each: w_k = 0 − lr·(0 − y_k) = 0.1·y_k; the mean weighted by 10 and 30 is 0.15.
     engine = toy_engine(Pull(), world((10, 30), (0, 2)), epochs=1, batch_size=64, fraction=1.0, momentum=0.0)
-    engine.play_round()
+    engine.run_round()
     assert engine.server.weights["w"].item() == pytest.approx(0.1 * 2 * 30 / 40)
     assert engine.server.weights["seen"].item() == pytest.approx(1.0)
 
@@ -96,7 +96,7 @@ class Quarrel(Method):
 
 def test_the_accuracy_of_every_member_is_recorded_beside_that_of_the_model():
     engine = toy_engine(Quarrel(), weight_decay=0.0)
-    report = engine.play_round()
+    report = engine.run_round()
     shares = 100 * np.bincount(engine.test_labels, minlength=3) / len(engine.test_labels)
     assert report.accuracy == pytest.approx(shares[1])
     assert report.method == pytest.approx({"accuracy_zero": shares[0], "accuracy_two": shares[2]})
@@ -116,7 +116,7 @@ def test_the_mean_training_loss_does_not_depend_on_the_order_of_the_clients(back
     # As floats 2^53 + 1 is 2^53, so that 2^53 + 1 + 1 is another sum than 1 + 1 + 2^53.
     engine = toy_engine(Lopsided(), world((1, 1, 1), (0, 1, 2)), epochs=1, fraction=1.0)
     engine.federation.order = lambda ids: sorted(ids, reverse=backwards)
-    assert engine.play_round().train_loss == (1.0 + 1.0 + 2.0**53) / 3
+    assert engine.run_round().train_loss == (1.0 + 1.0 + 2.0**53) / 3
 
 
 def test_a_network_is_held_only_in_the_steps_whose_loss_holds_it():
@@ -139,7 +139,7 @@ def test_a_network_is_held_only_in_the_steps_whose_loss_holds_it():
 
     settings = {"batch_size": 64, "fraction": 1.0, "momentum": 0.0, "weight_decay": 0.0}
     engine = toy_engine(Holding(), world((10,), (2,)), epochs=3, **settings)
-    engine.play_round()
+    engine.run_round()
     # w ← w + lr·(2 − w) from 0, in two and in three steps: 0.2, 0.38, 0.542.
     assert engine.server.weights["first.w"].item() == pytest.approx(0.38)
     assert engine.server.weights["second.w"].item() == pytest.approx(0.542)
@@ -150,7 +150,7 @@ def test_momentum_and_weight_decay_are_those_of_sgd_and_start_anew_each_round():
     engine = toy_engine(Pull(), world((10,), (2,)), **settings)
     w = 0.0
     for _ in range(2):
-        engine.play_round()
+        engine.run_round()
         buffer = 0.0
         for _ in range(2):
             buffer = 0.5 * buffer + (w - 2) + 0.1 * w
@@ -180,7 +180,7 @@ EIGHT = [1, 5, 6, 9, 10, 41, 47, 52]  # of the stream "test subset" of seed 0
 
 
 def engine_tested_on(count, seed=1):
-    training = dataclasses.replace(TRAINING, test_samples=count)
+    training = dataclasses.replace(TOY_TRAINING, test_samples=count)
     return Engine(FedAvg(), toy_dataset(), toy_scenario(), training, seed, CPU_ONLY)
 
 
@@ -196,7 +196,7 @@ def test_all_images_are_tested_on_in_their_order_where_there_are_not_more(count)
 
 def test_accuracy_and_loss_are_those_of_the_subset():
     engine, labels = engine_tested_on(8), torch.from_numpy(toy_dataset().test_y)
-    report = engine.play_round()
+    report = engine.run_round()
     logits = engine.executor.logits(engine.server.weights, "test", np.arange(60))
     hits, losses = logits.argmax(1) == labels, nn.functional.cross_entropy(logits, labels, reduction="none")
     assert report.accuracy == pytest.approx(100 * hits[EIGHT].sum().item() / 8)
@@ -256,7 +256,7 @@ def test_a_batch_shows_the_images_of_its_rows():
             assert torch.equal(batch.x, client.state["plain"][batch.index])
             return super().loss(model, batch, client)
 
-    toy_engine(Spy(view="plain")).play_round()
+    toy_engine(Spy(view="plain")).run_round()
 
 
 def test_map_shows_the_same_augmented_images_at_every_call_of_a_round():
@@ -270,7 +270,7 @@ def test_map_shows_the_same_augmented_images_at_every_call_of_a_round():
             beside = client.map(lambda batch: batch.views[1], views=("plain", "weak"))
             assert torch.equal(first, beside)
 
-    toy_engine(Twice()).play_round()
+    toy_engine(Twice()).run_round()
 
 
 def test_notes_of_a_step_reach_the_loss():
@@ -302,9 +302,9 @@ def test_notes_of_a_step_reach_the_loss():
 
 
 def test_slabs_do_not_change_the_images(monkeypatch):
-    whole = play(toy_engine(FedAvg(view="strong")))
+    whole = run_rounds(toy_engine(FedAvg(view="strong")))
     monkeypatch.setattr("flnl_bench.engine.batches.SLAB_PIXELS", 64 * 20)
-    assert play(toy_engine(FedAvg(view="strong"))) == whole
+    assert run_rounds(toy_engine(FedAvg(view="strong"))) == whole
 
 
 def test_a_private_part_trains_on_its_client_and_is_never_sent():
@@ -338,12 +338,12 @@ def test_a_private_part_trains_on_its_client_and_is_never_sent():
 # -- cost --------------------------------------------------------------------------------------------
 def test_fedavg_costs_two_models_and_its_epochs():
     engine = toy_engine(FedAvg())
-    row = play(engine, 1)[0]
+    row = run_rounds(engine, 1)[0]
     model = count_bytes(engine.server.weights)
     samples = sum(engine.server.sizes[k] for k in row["clients"])
     assert row["bytes_down"] == len(row["clients"]) * model
     assert row["bytes_up"] == len(row["clients"]) * (model + 8)  # and n_k
-    assert row["forward"] == row["backward"] == TRAINING.epochs * samples
+    assert row["forward"] == row["backward"] == TOY_TRAINING.epochs * samples
 
 
 def test_a_message_of_unknown_size_is_refused():
@@ -390,11 +390,11 @@ def test_the_counter_of_waits_sees_them():
 def test_two_methods_on_one_seed_start_from_the_same_weights_and_clients():
     a, b = toy_engine(FedAvg()), toy_engine(FedProx())
     assert all(torch.equal(a.server.weights[name], b.server.weights[name]) for name in a.server.weights)
-    assert play(a, 1)[0]["clients"] == play(b, 1)[0]["clients"]
+    assert run_rounds(a, 1)[0]["clients"] == run_rounds(b, 1)[0]["clients"]
 
 
 def test_fedprox_without_its_term_is_fedavg():
-    a, b = play(toy_engine(FedAvg())), play(toy_engine(FedProx(mu=0.0)))
+    a, b = run_rounds(toy_engine(FedAvg())), run_rounds(toy_engine(FedProx(mu=0.0)))
     assert [row["accuracy"] for row in a] == [row["accuracy"] for row in b]
 
 
@@ -406,7 +406,7 @@ def test_bfloat16_networks_learn_as_others_do_and_give_float32():
     features, logits = network.both(torch.zeros(2, 1, 8, 8))
     assert features.dtype == logits.dtype == torch.float32
     assert engine.executor.global_model(engine.server.weights).autocasts  # as the training does
-    half, full = play(engine), play(toy_engine(method))
+    half, full = run_rounds(engine), run_rounds(toy_engine(method))
     assert half != full
     losses, expected = ([row["train_loss"] for row in rows] for rows in (half, full))
     assert losses == pytest.approx(expected, rel=0.03)
@@ -428,7 +428,7 @@ def test_the_mean_leaves_out_models_that_are_not_finite(value):
 def test_where_all_models_diverged_the_global_weights_stay():
     engine = toy_engine(FedAvg(), lr=1e20)
     before = copy_weights(engine.server.weights)
-    report = engine.play_round()
+    report = engine.run_round()
     assert not np.isfinite(report.train_loss)
     assert all(torch.equal(engine.server.weights[name], before[name]) for name in before)
 
@@ -441,4 +441,4 @@ def test_steps_from_another_generator_leave_the_order_of_the_training_batches():
             steps = client.steps(np.arange(5), epochs=2, rng=client.rng)
             assert sorted(np.concatenate([step.rows for step in steps])) == sorted([*range(5)] * 2)
 
-    assert play(toy_engine(Looks()), 1) == play(toy_engine(FedAvg()), 1)
+    assert run_rounds(toy_engine(Looks()), 1) == run_rounds(toy_engine(FedAvg()), 1)

@@ -6,7 +6,7 @@ from flnl_more.jointopt import JointOpt
 from flnl_more.robust_aggregation import Krum
 
 from flnl_bench.noisy_clients import distance_aware_average
-from flnl_bench.testing import degenerate_scenario, play, toy_engine, toy_scenario
+from flnl_bench.testing import degenerate_scenario, run_rounds, toy_engine, toy_scenario
 
 
 def test_a_uniform_prior_takes_labels_away_from_the_only_class_of_a_client():
@@ -26,7 +26,7 @@ def test_the_one_model_that_krum_takes_knows_the_classes_of_one_client():
     def known(method):
         """Classes that the global model still predicts after clients of one class each have trained."""
         engine = toy_engine(method, toy_scenario("clean", "shard-1"), fraction=1.0, epochs=5)
-        play(engine, 1)
+        run_rounds(engine, 1)
         logits = engine.executor.logits(engine.server.weights, "test", engine.test_rows)
         return len(logits.argmax(1).unique())
 

@@ -13,7 +13,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import bounded_cross_entropy, loss_mixture, mixup_cross_entropy
-from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine, toy_scenario
 
 
 # -- losses and mixtures -----------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_images_are_mixed_as_their_labels_are():
 # -- cost, messages, beliefs -------------------------------------------------------------------------
 def test_bytes_and_passes_are_those_of_the_specification():
     engine = toy_engine(FedCorr(), WIDE)  # 2 iterations of 2 rounds, one of stage 2, one of stage 3
-    model, sizes, epochs = count_bytes(engine.server.weights), engine.server.sizes, TRAINING.epochs
+    model, sizes, epochs = count_bytes(engine.server.weights), engine.server.sizes, TOY_TRAINING.epochs
     for t in range(6):
-        row = play(engine, t + 1)[0]
+        row = run_rounds(engine, t + 1)[0]
         noisy = engine.server.state["noisy"] or []
         m, n = len(row["clients"]), sum(sizes[k] for k in row["clients"])
         stage_one = t < 4
@@ -243,7 +243,7 @@ def test_what_was_corrected_or_is_suspected_counts_as_noisy():
 def test_wrong_labels_are_corrected_in_the_toy_world():
     scenario = toy_scenario("sym-0.5:0.3-0.4")
     engine = toy_engine(FedCorr(), scenario, rounds=24, fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     wrong = scenario.given != scenario.true
     current = scenario.given.copy()
     for k, rows in enumerate(scenario.clients):
@@ -255,6 +255,6 @@ def test_wrong_labels_are_corrected_in_the_toy_world():
     "flags", [{"chunk": 3}, {"prox": "squared"}, {"loss_space": "nll", "eval_aug": "weak"}]
 )
 def test_every_flag_runs_through_all_stages(flags):
-    rows = play(toy_engine(FedCorr(**flags), WIDE))
+    rows = run_rounds(toy_engine(FedCorr(**flags), WIDE))
     assert [row["method"]["stage"] for row in rows] == [1, 1, 1, 1, 2, 3]
     assert np.isfinite(rows[-1]["loss"])

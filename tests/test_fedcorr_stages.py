@@ -12,7 +12,7 @@ from flnl_methods.fedcorr import FedCorr, clean_clients, note_scores
 from flnl_bench.api import Server, Update
 from flnl_bench.numerics import is_finite
 from flnl_bench.running.presets import load_preset
-from flnl_bench.testing import degenerate_scenario, play, toy_engine
+from flnl_bench.testing import degenerate_scenario, run_rounds, toy_engine
 
 
 def server_of(terms, seed=1):
@@ -101,7 +101,7 @@ def test_chunks_of_one_hand_the_model_from_client_to_client():
     engine = toy_engine(FedCorr())
     seen, train = [], engine.federation.train
     engine.federation.train = lambda ids: seen.append(engine.server.weights) or train(ids)
-    engine.play_round()
+    engine.run_round()
     assert len(seen) == engine.terms.sampled
     weights = [w["head.weight"] for w in [*seen, engine.server.weights]]
     assert not any(torch.equal(a, b) for a, b in pairwise(weights))
@@ -123,7 +123,7 @@ def watched():
     engine = toy_engine(Watched(confidence=0.4), WIDE, rounds=28)
     history = []
     for _ in range(28):
-        row = play(engine, engine.round + 1)[0]
+        row = run_rounds(engine, engine.round + 1)[0]
         labels = {k: state["labels"].clone() for k, state in engine.federation.states.items()}
         server = engine.server.state
         history.append(
@@ -235,7 +235,7 @@ def test_the_end_of_stage_two_relabels_every_confident_sample_of_noisy_clients()
         return {"q": client.map(lambda batch: client.received(batch.x).softmax(1))}
 
     engine.server.round = 4  # four rounds of stage 1, one of stage 2, one of stage 3
-    engine.play_round()
+    engine.run_round()
     q = engine.federation.visit([2, 4], look)
     for k in (2, 4):
         top, guess = q[k]["q"].max(1)
@@ -257,7 +257,7 @@ def test_losses_of_an_iteration_replace_those_before():
 
 def test_tiny_clients_are_left_out_of_the_split_but_trained():
     engine = toy_engine(FedCorr(), degenerate_scenario(), fraction=1.0, rounds=23)
-    rows = play(engine, 3)
+    rows = run_rounds(engine, 3)
     assert engine.method.schedule(engine.terms).preprocessing == 3
     state = engine.server.state
     assert np.isnan(state["score"][:2]).all()
@@ -294,7 +294,7 @@ def test_one_client_that_breaks_down_does_not_spoil_the_run():
     engine.federation.train([0])
     engine.federation.states[0]["broken"] = True
     engine.federation.begin_round()
-    rows = play(engine)
+    rows = run_rounds(engine)
     assert np.isfinite([row["loss"] for row in rows]).all()
     assert 0 not in engine.server.state["noisy"]
 
@@ -302,6 +302,6 @@ def test_one_client_that_breaks_down_does_not_spoil_the_run():
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
 def test_very_short_runs_do_not_crash(rounds, fraction):
-    rows = play(toy_engine(FedCorr(), WIDE, rounds=rounds, fraction=fraction))
+    rows = run_rounds(toy_engine(FedCorr(), WIDE, rounds=rounds, fraction=fraction))
     assert rows[-1]["method"]["stage"] == 3
     assert np.isfinite(rows[-1]["loss"])

@@ -13,7 +13,7 @@ from waits import assert_no_step_waits
 from flnl_bench.api import Update, copy_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import mixup_cross_entropy, uniform_penalty
-from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, degenerate_scenario, run_rounds, toy_engine, toy_scenario
 
 
 # -- schedule ----------------------------------------------------------------------------------------
@@ -86,12 +86,12 @@ def test_a_client_that_does_not_train_still_counts_with_all_its_samples():
 def test_where_all_clients_skip_the_global_model_stays():
     engine = toy_engine(FedDiv(), batch_size=30)  # n_k = 30: |D̂_k| ≤ B on every client
     start = copy_weights(engine.server.weights)
-    play(engine, BEGIN)
+    run_rounds(engine, BEGIN)
     warm = copy_weights(engine.server.weights)
     assert any(not torch.equal(start[name], warm[name]) for name in start)
     update = engine.federation.train([0])[0]
     assert all(torch.equal(update.weights[name], warm[name]) for name in warm)
-    rows = play(engine)
+    rows = run_rounds(engine)
     assert all(row["backward"] == 0 and row["train_loss"] is None for row in rows)
     assert all(torch.allclose(engine.server.weights[name], warm[name]) for name in warm)
     assert not np.array_equal(engine.server.state["filter"], FIXED_START)  # the filter goes on
@@ -100,7 +100,7 @@ def test_where_all_clients_skip_the_global_model_stays():
 def test_bytes_are_weights_and_six_numbers_each_way():
     engine = toy_engine(FedDiv(), fraction=0.5)
     model = count_bytes(engine.server.weights)
-    for row in play(engine):
+    for row in run_rounds(engine):
         clients, main = len(row["clients"]), row["round"] >= BEGIN
         assert row["bytes_down"] == clients * (model + 6 * 8 * main)
         assert row["bytes_up"] == clients * (model + 8 + 6 * 8 * main)  # and n_k
@@ -111,12 +111,12 @@ def test_passes_are_two_looks_at_all_samples_and_the_epochs_over_the_chosen_ones
     engine = toy_engine(FedDiv(least_samples=4), fraction=0.5)
     chosen = []
     while engine.round < engine.rounds:
-        (row,) = play(engine, engine.round + 1)
+        (row,) = run_rounds(engine, engine.round + 1)
         states = [engine.federation.states[k] for k in row["clients"]]
         n = sum(engine.server.sizes[k] for k in row["clients"])
         chosen.append(int(sum((state["targets"] >= 0).sum() for state in states)))
-        assert row["backward"] == TRAINING.epochs * chosen[-1]
-        assert row["forward"] == TRAINING.epochs * chosen[-1] + (2 * n if row["round"] >= BEGIN else 0)
+        assert row["backward"] == TOY_TRAINING.epochs * chosen[-1]
+        assert row["forward"] == TOY_TRAINING.epochs * chosen[-1] + (2 * n if row["round"] >= BEGIN else 0)
         if row["round"] < BEGIN:
             assert chosen[-1] == n
     assert any(0 < count < n for count in chosen[BEGIN:])
@@ -124,13 +124,13 @@ def test_passes_are_two_looks_at_all_samples_and_the_epochs_over_the_chosen_ones
 
 def test_visits_bias_and_filters_begin_after_the_warm_up():
     engine = toy_engine(FedDiv(), fraction=1.0)
-    rows = play(engine, BEGIN)
+    rows = run_rounds(engine, BEGIN)
     assert engine.server.state["filters"] == {}
     assert all(row["method"] == {} for row in rows)
     for state in engine.federation.states.values():
         assert (state["visits"], state["debiased"].unique().tolist()) == (0, [-1])
         assert state["prior"].tolist() == pytest.approx([1 / 3] * 3)
-    (row,) = play(engine, BEGIN + 1)
+    (row,) = run_rounds(engine, BEGIN + 1)
     assert sorted(engine.server.state["filters"]) == list(range(6))
     assert row["method"]["filter_clean_mean"] < row["method"]["filter_noisy_mean"]
     for state in engine.federation.states.values():
@@ -147,7 +147,7 @@ def test_after_a_round_the_labels_are_the_given_ones_unless_they_persist():
         for persist in (False, True)
     )
     for engine in (kept, replaced):
-        play(engine)
+        run_rounds(engine)
     same = [
         [
             torch.equal(e.federation.states[k]["labels"], torch.from_numpy(scenario.given[rows]))
@@ -163,7 +163,7 @@ def test_after_a_round_the_labels_are_the_given_ones_unless_they_persist():
 def test_degenerate_clients_do_not_crash(variant):
     method = FedDiv(**FedDiv.variants.get(variant, {}), least_samples=0)
     engine = toy_engine(method, degenerate_scenario(), fraction=1.0)
-    rows = play(engine)
+    rows = run_rounds(engine)
     assert np.isfinite(rows[-1]["loss"])
     assert np.isfinite(engine.server.state["filter"]).all()
     alone = engine.federation.states[0]  # one sample: equal losses
@@ -187,7 +187,7 @@ def test_a_client_with_equal_losses_sends_no_filter_and_its_old_one_stays():
 def test_no_step_waits_for_the_device():
     def make_engine():
         engine = toy_engine(FedDiv(least_samples=0, eta=1.0), fraction=1.0)
-        play(engine, BEGIN + 1)
+        run_rounds(engine, BEGIN + 1)
         engine.federation.begin_round()
         return engine
 
@@ -199,7 +199,7 @@ def test_the_first_split_after_a_long_warm_up_finds_the_wrong_labels_of_the_toy_
     scenario = toy_scenario("sym-1.0:0.3-0.5", seed=seed)
     method = FedDiv(warmup_share=0.5)
     engine = toy_engine(method, scenario, rounds=20, fraction=1.0)
-    play(engine, 11)
+    run_rounds(engine, 11)
     hits = [
         (method.beliefs(engine.server, k, engine.federation.states[k]).clean.numpy() == right).mean()
         for k, rows in enumerate(scenario.clients)

@@ -11,7 +11,7 @@ from waits import assert_no_step_waits
 
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.noisy_clients import distance_aware_average
-from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
 
 ELC = FedELC()
 Z = torch.tensor([[2.0, 1.0, 0.0]])
@@ -130,7 +130,7 @@ def noisy_engine(method=ELC, noisy=(1,), **changes):
 
 def test_stage_1_is_that_of_fednoro_to_the_bit():
     ours, theirs = toy_engine(FedELC(), WIDE), toy_engine(FedNoRo(), WIDE)
-    assert play(ours, 3) == play(theirs, 3)
+    assert run_rounds(ours, 3) == run_rounds(theirs, 3)
     assert ours.server.state == theirs.server.state
     assert all(torch.equal(w, theirs.server.weights[name]) for name, w in ours.server.weights.items())
 
@@ -198,10 +198,10 @@ def test_a_visit_that_ends_in_no_numbers_keeps_the_labels_and_is_left_out():
 
 def test_bytes_and_passes_are_those_of_the_specification():
     engine = toy_engine(FedELC(), WIDE, rounds=8, fraction=1.0)
-    model, sizes, local = count_bytes(engine.server.weights), engine.server.sizes, TRAINING.epochs
+    model, sizes, local = count_bytes(engine.server.weights), engine.server.sizes, TOY_TRAINING.epochs
     stage_1 = engine.method.warmup(engine.terms)
     for t in range(stage_1 + 1):
-        (row,) = play(engine, t + 1)
+        (row,) = run_rounds(engine, t + 1)
         down, up, forward = 6 * model, 6 * (model + 8), local * sum(sizes)
         if t == stage_1 - 1:  # detection: M down to all clients, C floats up, one pass
             down, up, forward = 2 * down, up + 6 * 3 * 4, forward + sum(sizes)

@@ -16,7 +16,7 @@ from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, copy_weights, network_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import mean_of_kept
-from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine, toy_scenario
 
 LOGITS = [[2.0, 0, 0], [0, 0, 0], [0, 3, 0], [1, 1, 0]]
 LABELS = [0, 1, 0, 1]
@@ -270,7 +270,7 @@ def test_a_personal_model_that_is_made_anew_selects_for_itself():
 
     def first_choices(method):
         engine = toy_engine(method, toy_scenario("sym-1.0:0.3-0.5"), fraction=1.0, rounds=6)
-        play(engine, 5)
+        run_rounds(engine, 5)
         return [visit(engine, 5, k)[1]["first"] for k in range(6)]
 
     assert all(torch.equal(kept[:, 0], kept[:, 1]) for kept in first_choices(Forgetful()))
@@ -300,12 +300,12 @@ def test_a_strong_distance_keeps_theta_near_the_received_model():
 
 def test_it_costs_one_model_each_way_and_two_passes():
     engine, model = toy_engine(FedFixer()), count_bytes(toy_engine(FedAvg()).server.weights)
-    for row in play(engine):
+    for row in run_rounds(engine):
         clients = len(row["clients"])
         samples = sum(engine.server.sizes[k] for k in row["clients"])
         assert row["bytes_down"] == clients * model
         assert row["bytes_up"] == clients * (model + 8)  # and n_k
-        assert row["forward"] == row["backward"] == 2 * TRAINING.epochs * samples
+        assert row["forward"] == row["backward"] == 2 * TOY_TRAINING.epochs * samples
 
 
 def test_only_the_global_model_is_evaluated():
@@ -336,7 +336,7 @@ def test_what_both_keep_is_believed_clean():
 def test_the_warm_up_judges_no_label():
     engine = toy_engine(FedFixer(), rounds=4, fraction=1.0)
     for judged in (False, False, False, True):
-        engine.play_round()
+        engine.run_round()
         assert engine.federation.states[0]["judged"] is judged
 
 

@@ -19,7 +19,7 @@ from flnl_bench.api import Server, Terms, Update, copy_weights, network_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.methods import default_methods
 from flnl_bench.numerics import kl_divergence, soft_cross_entropy
-from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, degenerate_scenario, run_rounds, toy_engine
 
 NEARLY_EQUAL = [(2.3 + np.random.default_rng(seed).normal(0, 1e-3, 300)).tolist() for seed in range(4)]
 
@@ -272,7 +272,7 @@ def test_after_the_warm_up_clients_are_drawn_at_random():
 
 def test_an_upload_is_weights_size_ids_and_mean_losses_and_nothing_else():
     engine = toy_engine(FedGR(), fraction=0.5)
-    rows = play(engine)
+    rows = run_rounds(engine)
     model = count_bytes(engine.server.weights)
     sizes = engine.server.sizes
     visited = set()
@@ -283,8 +283,8 @@ def test_an_upload_is_weights_size_ids_and_mean_losses_and_nothing_else():
         # Down: M, and for a client that was judged before q (4), its flag (1) and r_k (8).
         known = [sizes[k] for k in row["clients"] if k in visited]
         assert row["bytes_down"] == len(n) * model + 5 * sum(known) + 8 * len(known)
-        assert row["forward"] == (TRAINING.epochs + 3) * sum(n)
-        assert row["backward"] == TRAINING.epochs * sum(n)
+        assert row["forward"] == (TOY_TRAINING.epochs + 3) * sum(n)
+        assert row["backward"] == TOY_TRAINING.epochs * sum(n)
         visited |= set(row["clients"])
 
 
@@ -307,13 +307,13 @@ def test_training_starts_from_the_global_model_and_the_teacher_from_it_too():
 @pytest.mark.parametrize("name", ["fedgr", *(f"fedgr/{variant}" for variant in FedGR.variants)])
 def test_every_variant_runs_through_the_end_of_the_warm_up(name):
     engine = toy_engine(default_methods().make(name, {}, {}))
-    rows = play(engine)
+    rows = run_rounds(engine)
     assert all(np.isfinite(row["loss"]) for row in rows)
     assert engine.round > FedGR().warmup(engine.terms)
 
 
 def test_degenerate_clients_do_not_crash_with_a_mixture_of_each():
-    rows = play(toy_engine(FedGR(sieve="local"), degenerate_scenario(), fraction=1.0))
+    rows = run_rounds(toy_engine(FedGR(sieve="local"), degenerate_scenario(), fraction=1.0))
     assert np.isfinite(rows[-1]["loss"])
 
 

@@ -11,7 +11,7 @@ from flnl_methods.fedgr_released import FedGRReleased, ramped_decay
 from test_fedgr import OneWeight, client_of, judgement
 
 from flnl_bench.api import Batch, copy_weights, network_weights
-from flnl_bench.testing import TRAINING, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 RELEASE = {"a": FedGRReleased(release="a"), "b": FedGRReleased()}
 OFF = {f.name: False for f in dataclasses.fields(FedGRReleased) if f.name not in FedGR.__dataclass_fields__}
@@ -250,10 +250,14 @@ def test_the_look_costs_one_pass_and_the_anchor_of_the_first_release_one_in_ever
     for name, method in {"": FedGR(), **RELEASE}.items():
         # One of both behaviours: dropped batches would change the count.
         switched = alone("second_look", release=method.release) if name else method
-        row = play(toy_engine(switched, fraction=0.5), rounds=1)[0]
+        row = run_rounds(toy_engine(switched, fraction=0.5), rounds=1)[0]
         engine = toy_engine(switched, fraction=0.5)
         passes[name] = row["forward"] / sum(engine.server.sizes[k] for k in row["clients"])
-    assert passes == {"": TRAINING.epochs + 3, "b": TRAINING.epochs + 4, "a": 2 * TRAINING.epochs + 3}
+    assert passes == {
+        "": TOY_TRAINING.epochs + 3,
+        "b": TOY_TRAINING.epochs + 4,
+        "a": 2 * TOY_TRAINING.epochs + 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def test_the_short_last_batch_of_an_epoch_is_dropped_even_if_there_is_no_other(b
 
     engine = toy_engine(alone("unguarded", Spy), batch_size=batch_size)
     (update,) = engine.federation.train([0])
-    assert sizes == expected * TRAINING.epochs
+    assert sizes == expected * TOY_TRAINING.epochs
     moved = any(not torch.equal(update.weights[name], w) for name, w in engine.server.weights.items())
     assert moved == bool(expected)
 
@@ -281,7 +285,7 @@ def test_the_short_last_batch_of_an_epoch_is_dropped_even_if_there_is_no_other(b
 def test_clients_with_less_than_a_batch_hand_the_model_back_and_take_part_in_the_sieve(release):
     engine = toy_engine(release, batch_size=40, rounds=10)
     before = engine.server.weights
-    rows = play(engine)
+    rows = run_rounds(engine)
     assert engine.round > release.warmup(engine.terms)
     torch.testing.assert_close(dict(engine.server.weights), dict(before))  # but for the rounding of averages
     assert all(row["train_loss"] is None for row in rows)
@@ -297,7 +301,7 @@ def test_a_mixture_whose_means_coincide_is_believed_as_released():
 
 @pytest.mark.parametrize("switch", OFF)
 def test_each_switch_alone_runs_through_the_end_of_the_warm_up(switch):
-    rows = play(toy_engine(alone(switch)))
+    rows = run_rounds(toy_engine(alone(switch)))
     assert all(np.isfinite(row["loss"]) for row in rows)
 
 
@@ -308,4 +312,4 @@ def test_as_released_is_all_switches_of_the_later_state():
 
 
 def test_without_any_switch_it_is_fedgr_by_the_equations():
-    assert play(toy_engine(FedGRReleased(**OFF))) == play(toy_engine(FedGR()))
+    assert run_rounds(toy_engine(FedGRReleased(**OFF))) == run_rounds(toy_engine(FedGR()))

@@ -15,7 +15,7 @@ from waits import assert_no_step_waits
 from flnl_bench.api import Batch
 from flnl_bench.methods import default_methods
 from flnl_bench.numerics import sharpen
-from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
 
 FIRST, SECOND, MU = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]), 0.3
 
@@ -190,7 +190,7 @@ class Spy(FedLSR):
 
 def test_each_batch_has_one_mu_and_two_independent_views():
     engine = toy_engine(Spy(), fraction=1.0)
-    play(engine, 1)
+    run_rounds(engine, 1)
     mus, gaps = np.array([pair for state in engine.federation.states.values() for pair in state["seen"]]).T
     assert len(set(mus)) == len(mus)
     assert mus.min() < 0.2 < 0.8 < mus.max()
@@ -199,11 +199,11 @@ def test_each_batch_has_one_mu_and_two_independent_views():
 
 
 def test_it_sends_what_fedavg_sends_and_passes_twice():
-    alone = play(toy_engine(FedAvg()), 2)
-    for row, other in zip(play(toy_engine(FedLSR()), 2), alone, strict=True):
+    alone = run_rounds(toy_engine(FedAvg()), 2)
+    for row, other in zip(run_rounds(toy_engine(FedLSR()), 2), alone, strict=True):
         assert (row["bytes_down"], row["bytes_up"]) == (other["bytes_down"], other["bytes_up"])
         assert (row["forward"], row["backward"]) == (2 * other["forward"], 2 * other["backward"])
-        assert other["forward"] == TRAINING.epochs * 30 * 3
+        assert other["forward"] == TOY_TRAINING.epochs * 30 * 3
 
 
 def test_no_step_waits_for_the_device():

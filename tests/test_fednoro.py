@@ -21,7 +21,7 @@ from flnl_bench.noisy_clients import (
     vote,
 )
 from flnl_bench.numerics import average
-from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, degenerate_scenario, run_rounds, toy_engine, toy_scenario
 
 NAN = float("nan")
 
@@ -208,11 +208,13 @@ class Watched(FedNoRo):
 
 def test_only_noisy_clients_call_the_teacher_and_nobody_changes_it():
     engine = toy_engine(Watched(), WIDE, fraction=1.0)
-    play(engine, 4)
+    run_rounds(engine, 4)
     noisy = engine.server.state["noisy"]
     assert 0 < len(noisy) < 6
     for k, state in engine.federation.states.items():
-        assert state["teacher_calls"] == (2 * TRAINING.epochs if k in noisy else 0)  # 30 samples: two batches
+        assert state["teacher_calls"] == (
+            2 * TOY_TRAINING.epochs if k in noisy else 0
+        )  # 30 samples: two batches
         assert state["teacher_same"]
         assert not state["teacher_training"]
 
@@ -223,7 +225,7 @@ def test_clients_are_split_once_at_the_end_of_the_warm_up():
     engine.federation.visit = lambda ids, task: asked.append((engine.round, list(ids))) or visit(ids, task)
     splits = []
     for _ in range(6):
-        play(engine, engine.round + 1)
+        run_rounds(engine, engine.round + 1)
         splits.append(engine.server.state["noisy"])
     assert engine.method.warmup(engine.terms) == 3
     assert asked == [(2, list(range(6)))]
@@ -234,10 +236,10 @@ def test_clients_are_split_once_at_the_end_of_the_warm_up():
 
 def test_bytes_and_passes_are_those_of_the_specification():
     engine = toy_engine(FedNoRo(), WIDE)
-    model, sizes, epochs = count_bytes(engine.server.weights), engine.server.sizes, TRAINING.epochs
+    model, sizes, epochs = count_bytes(engine.server.weights), engine.server.sizes, TOY_TRAINING.epochs
     discounted = False
     for t in range(6):
-        row = play(engine, t + 1)[0]
+        row = run_rounds(engine, t + 1)[0]
         noisy = engine.server.state["noisy"] or []
         m, n = len(row["clients"]), sum(sizes[k] for k in row["clients"])
         # Stage 2: M, a flag and λ_t down; M and n_k up; noisy clients run the teacher too.
@@ -279,7 +281,7 @@ def test_no_step_waits_for_the_device():
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
 def test_very_short_runs_do_not_crash(rounds):
-    rows = play(toy_engine(FedNoRo(), WIDE, rounds=rounds))
+    rows = run_rounds(toy_engine(FedNoRo(), WIDE, rounds=rounds))
     assert np.isfinite(rows[-1]["loss"])
 
 
@@ -287,7 +289,7 @@ def test_very_short_runs_do_not_crash(rounds):
     "flags", [{"dist": "global"}, {"gmm_cov": "spherical", "min_count": 3}, {"eval_aug": "weak", "tau": 0.5}]
 )
 def test_every_flag_runs_with_degenerate_clients(flags):
-    rows = play(toy_engine(FedNoRo(**flags), degenerate_scenario(), fraction=1.0))
+    rows = run_rounds(toy_engine(FedNoRo(**flags), degenerate_scenario(), fraction=1.0))
     assert np.isfinite([row["loss"] for row in rows]).all()
 
 
@@ -304,6 +306,6 @@ def test_it_says_which_clients_it_calls_noisy_once_it_knows():
 def test_the_noisy_clients_of_the_toy_world_are_found():
     scenario = toy_scenario("sym-0.5:0.6-0.8")
     engine = toy_engine(FedNoRo(gmm_cov="spherical"), scenario, rounds=20, fraction=1.0)
-    play(engine, 5)
+    run_rounds(engine, 5)
     wrong = scenario.given != scenario.true
     assert engine.server.state["noisy"] == [k for k, rows in enumerate(scenario.clients) if wrong[rows].any()]

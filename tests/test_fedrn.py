@@ -16,7 +16,7 @@ from flnl_bench.api import Server, copy_weights, network_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.numerics import clean_posterior, cosine, loss_mixture, min_max_scaled
-from flnl_bench.testing import TRAINING, parametrize_with_checks, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
 
 EXPERTISE = {0: 0.9, 1: 0.5, 2: 0.7, 3: 0.3}
 OUTPUTS = {
@@ -132,14 +132,14 @@ class Spy(FedRN):
 def after_warm_up(method=None, **changes):
     """A federation whose clients were all seen, in the first round after the warm-up."""
     engine = toy_engine(method or FedRN(), fraction=1.0, **changes)
-    play(engine, 1)
+    run_rounds(engine, 1)
     engine.server.round = 3
     return engine
 
 
 def test_the_warm_up_is_fedavg_to_the_bit():
     ours, alone = toy_engine(FedRN()), toy_engine(FedAvg())
-    ours_rows, rows = play(ours, 3), play(alone, 3)
+    ours_rows, rows = run_rounds(ours, 3), run_rounds(alone, 3)
     assert [row["train_loss"] for row in ours_rows] == [row["train_loss"] for row in rows]
     assert all(torch.equal(w, alone.server.weights[name]) for name, w in ours.server.weights.items())
 
@@ -148,9 +148,9 @@ def test_the_warm_up_is_fedavg_to_the_bit():
 def test_bytes_and_passes_are_those_of_the_specification(keep, share):
     engine = toy_engine(Spy(keep=keep), fraction=1.0)
     model, states = count_bytes(engine.server.weights), engine.federation.states
-    k, epochs, n = 2, TRAINING.epochs, 180
+    k, epochs, n = 2, TOY_TRAINING.epochs, 180
     for t in range(5):
-        (row,) = play(engine, t + 1)
+        (row,) = run_rounds(engine, t + 1)
         assert row["bytes_up"] == 6 * (model + 8 + 8 + 3 * 4)  # n_k, e_k and C outputs
         down, forward, backward = model + 8, epochs * n + n + 6, epochs * n
         if t >= 3:
@@ -180,9 +180,9 @@ def test_bytes_of_the_example_of_the_specification():
 def test_a_client_that_is_first_seen_after_the_warm_up_trains_on_everything():
     engine = toy_engine(FedRN())
     engine.server.round = 3
-    (row,) = play(engine, 4)
+    (row,) = run_rounds(engine, 4)
     assert row["method"] == {"first_seen": 3.0}
-    assert row["backward"] == TRAINING.epochs * 90
+    assert row["backward"] == TOY_TRAINING.epochs * 90
     for k in row["clients"]:
         assert engine.method.beliefs(engine.server, k, engine.federation.states[k]).clean is None
 
@@ -238,7 +238,7 @@ def test_without_neighbours_the_own_last_model_filters():
     client, own = first_client(engine), engine.federation.states[0]["own"]
     net = client.bind(own)
     losses = client.map(lambda batch: F.cross_entropy(net(batch.x), batch.y, reduction="none"))
-    (row,) = play(engine, 4)
+    (row,) = run_rounds(engine, 4)
     q = clean_posterior(losses.numpy())
     state = engine.federation.states[0]
     assert state["clean_probability"] == pytest.approx(q)

@@ -18,7 +18,7 @@ from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import final_forget_rate, kept_count, mean_of_kept, small_loss
-from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, degenerate_scenario, run_rounds, toy_engine, toy_scenario
 
 FIRST = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1, 0]]
 SECOND = [[0.0, 0, 1], [0, 2, 0], [1, 0, 0], [3, 0, 0]]
@@ -81,7 +81,7 @@ def test_clean_labels_are_never_dropped():
 
 def test_every_client_has_the_same_tau():
     engine = toy_engine(FLCoteaching(), toy_scenario("sym-0.5"), fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     dropped = [1 - state["kept"].float().mean().item() for state in engine.federation.states.values()]
     assert len(dropped) == 6
     assert np.ptp(dropped) == 0
@@ -186,7 +186,7 @@ def test_equal_networks_stay_equal_to_the_bit():
             return nn.ModuleDict({"first": net, "second": copy.deepcopy(net)})
 
     engine = toy_engine(Twins(), rounds=4)
-    play(engine)
+    run_rounds(engine)
     first, second = (part(engine.server.weights, name) for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -214,16 +214,16 @@ def test_the_dropped_samples_still_enter_batchnorm():
 def test_it_costs_two_models_each_way_and_two_passes():
     engine, alone = toy_engine(FLCoteaching()), toy_engine(FedAvg())
     model = count_bytes(alone.server.weights)
-    for row in play(engine):
+    for row in run_rounds(engine):
         clients = len(row["clients"])
         samples = sum(engine.server.sizes[k] for k in row["clients"])
         assert row["bytes_down"] == clients * 2 * model
         assert row["bytes_up"] == clients * (2 * model + 8)  # and n_k
-        assert row["forward"] == row["backward"] == 2 * TRAINING.epochs * samples
+        assert row["forward"] == row["backward"] == 2 * TOY_TRAINING.epochs * samples
 
 
 def test_the_forget_rate_of_each_round_is_recorded():
-    rates = [row["method"]["forget_rate"] for row in play(toy_engine(FLCoteaching(forget_rate=0.4)))]
+    rates = [row["method"]["forget_rate"] for row in run_rounds(toy_engine(FLCoteaching(forget_rate=0.4)))]
     assert rates == pytest.approx([0, 0.2, 0.4, 0.4, 0.4, 0.4])
 
 
@@ -231,7 +231,7 @@ def test_the_forget_rate_of_each_round_is_recorded():
 def test_degenerate_clients_do_not_crash(forget):
     # One sample, two samples, one class, all labels wrong; at 0.75 batches under four samples keep one.
     engine = toy_engine(FLCoteaching(forget_rate=forget), degenerate_scenario(), fraction=1.0, rounds=4)
-    rows = play(engine)
+    rows = run_rounds(engine)
     assert all(np.isfinite([row["loss"], row["train_loss"]]).all() for row in rows)
     assert engine.federation.states[0]["kept"].all()  # the only sample is always kept
 
@@ -257,7 +257,7 @@ def test_what_both_keep_is_believed_clean():
 def test_round_0_drops_nothing_and_judges_nothing():
     engine = toy_engine(FLCoteaching(), fraction=1.0)
     for judged in (False, True):
-        engine.play_round()
+        engine.run_round()
         assert engine.federation.states[0]["judged"] is judged
 
 

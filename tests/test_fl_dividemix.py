@@ -14,7 +14,7 @@ from waits import Counter
 from flnl_bench.api import copy_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import clean_posterior, loss_mixture
-from flnl_bench.testing import TRAINING, degenerate_scenario, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, degenerate_scenario, run_rounds, toy_engine, toy_scenario
 
 
 class Spy(FLDivideMix):
@@ -111,10 +111,10 @@ def test_two_warm_up_rounds_fit_no_mixture_and_the_third_does(monkeypatch):
     calls = []
     monkeypatch.setattr(module, "clean_posterior", lambda losses: calls.append(len(losses)))
     engine = toy_engine(FLDivideMix(least_rounds=2), fraction=0.2)
-    play(engine, 2)
+    run_rounds(engine, 2)
     assert calls == []
-    play(engine, 3)
-    assert calls == [N] * 2 * TRAINING.epochs
+    run_rounds(engine, 3)
+    assert calls == [N] * 2 * TOY_TRAINING.epochs
 
 
 def test_in_the_warm_up_net1_learns_what_fedavg_learns():
@@ -253,14 +253,14 @@ def test_the_sum_of_the_logits_of_two_different_networks_is_evaluated():
 def test_two_models_travel_each_way_and_nothing_beside_them_but_the_size():
     engine = toy_engine(FLDivideMix())
     single = count_bytes(toy_engine(FedAvg()).server.weights)
-    for row in play(engine, 4):
+    for row in run_rounds(engine, 4):
         clients = len(row["clients"])
         assert row["bytes_down"] == clients * 2 * single
         assert row["bytes_up"] == clients * (2 * single + 8)
 
 
 def test_the_passes_are_those_that_the_steps_need(monkeypatch):
-    epochs = TRAINING.epochs
+    epochs = TOY_TRAINING.epochs
     engine, _, _ = train(FLDivideMix(), epochs=epochs, round=0)
     assert engine.federation.cost.forward == engine.federation.cost.backward == 2 * epochs * N
     x = u = N // 2  # one batch each
@@ -302,7 +302,7 @@ def test_the_belief_is_the_mean_of_both_posteriors(monkeypatch):
 
 
 def test_degenerate_clients_do_no_harm():
-    rows = play(toy_engine(FLDivideMix(least_rounds=1), degenerate_scenario(), fraction=1.0), 3)
+    rows = run_rounds(toy_engine(FLDivideMix(least_rounds=1), degenerate_scenario(), fraction=1.0), 3)
     assert all(np.isfinite([row["loss"], row["train_loss"]]).all() for row in rows)
 
 
@@ -310,7 +310,7 @@ def test_the_split_finds_wrong_labels_in_the_toy_world():
     scenario = toy_scenario("sym-1.0:0.3-0.5")
     # λ_u = 25 belongs to the paper's learning rate: at 0.1 the tiny network diverges after the switch.
     engine = toy_engine(FLDivideMix(lambda_u=1.0), scenario, rounds=8, fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     right = [
         (engine.federation.states[k]["clean_probability"] > 0.5) == (scenario.given == scenario.true)[rows]
         for k, rows in enumerate(scenario.clients)

@@ -18,16 +18,8 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, BrokenContract
 from flnl_bench.methods import default_methods
 from flnl_bench.results.diagnostics import RESERVED_NAMES, Probe, gather_beliefs, judge
-from flnl_bench.testing import (
-    TRAINING,
-    check_beliefs,
-    check_declared,
-    check_isolated,
-    play,
-    toy_dataset,
-    toy_engine,
-    toy_scenario,
-)
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
+from flnl_bench.testing.methods import check_beliefs_fit, check_declared, check_isolated
 
 
 class Odd(Method):
@@ -154,13 +146,13 @@ def first_weights(self, server, updates):
 )
 def test_a_broken_contract_names_method_and_hook(hooks, expected):
     with pytest.raises(BrokenContract) as told:
-        toy_engine(odd(**hooks)).play_round()
+        toy_engine(odd(**hooks)).run_round()
     assert str(told.value).startswith(f"odd: {expected}")
 
 
 @pytest.mark.parametrize("hooks", [{"round": None}, {"upload": None}, {"round": answers(None)}])
 def test_nothing_is_an_empty_mapping(hooks):
-    assert toy_engine(odd(**hooks)).play_round().method == {}
+    assert toy_engine(odd(**hooks)).run_round().method == {}
 
 
 def test_client_numbers_may_be_an_array_and_numbers_may_be_tensors():
@@ -168,13 +160,13 @@ def test_client_numbers_may_be_an_array_and_numbers_may_be_tensors():
         Method.round(self, server, federation)
         return {"tensor": torch.tensor(1.5), "numpy": np.float32(2)}
 
-    (row,) = play(toy_engine(odd(sample=np.array([3, 1]), round=round)), 1)
+    (row,) = run_rounds(toy_engine(odd(sample=np.array([3, 1]), round=round)), 1)
     assert json.loads(json.dumps(row["method"])) == {"tensor": 1.5, "numpy": 2.0}
     assert [type(k) for k in row["clients"]] == [int, int]
 
 
 def test_a_vector_of_one_value_for_the_batch_is_a_loss():
-    toy_engine(odd(loss=lambda *arguments: mean(*arguments).unsqueeze(0))).play_round()
+    toy_engine(odd(loss=lambda *arguments: mean(*arguments).unsqueeze(0))).run_round()
 
 
 def test_a_private_part_needs_all_of_its_weights():
@@ -182,7 +174,7 @@ def test_a_private_part_needs_all_of_its_weights():
         return nn.ModuleDict({"shared": new_net(), "mine": new_net()})
 
     with pytest.raises(BrokenContract, match=r"client.state\['mine'\] must hold the weights"):
-        toy_engine(odd(private=("mine",), build=build, client_state={"mine": {}})).play_round()
+        toy_engine(odd(private=("mine",), build=build, client_state={"mine": {}})).run_round()
 
 
 # -- beliefs -----------------------------------------------------------------------------------------
@@ -201,12 +193,12 @@ def test_a_private_part_needs_all_of_its_weights():
 def test_beliefs_that_do_not_fit_are_refused_by_the_recorder_and_by_the_kit(beliefs, expected):
     method = odd(beliefs=beliefs)
     engine = toy_engine(method)
-    play(engine, 1)
+    run_rounds(engine, 1)
     with pytest.raises(BrokenContract) as told:
         gather_beliefs(method, engine.server, engine.federation.states, toy_scenario().sizes)
     assert str(told.value) == f"odd: {expected}"
     with pytest.raises(BrokenContract):
-        check_beliefs(method)
+        check_beliefs_fit(method)
 
 
 @pytest.mark.parametrize("noise", ["closed", "open"])
@@ -249,10 +241,10 @@ def test_the_kit_sends_the_tasks_of_visits():
     ],
 )
 def test_workers_tell_what_cannot_be_sent(method, expected):
-    engine = Engine(method, toy_dataset(), toy_scenario(), TRAINING, 1, choose_devices("cpu", workers=2))
+    engine = Engine(method, toy_dataset(), toy_scenario(), TOY_TRAINING, 1, choose_devices("cpu", workers=2))
     try:
         with pytest.raises(BrokenContract) as told:
-            engine.play_round()
+            engine.run_round()
     finally:
         engine.close()
     assert str(told.value).startswith(expected)

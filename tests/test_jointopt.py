@@ -15,7 +15,7 @@ from waits import assert_no_step_waits
 from flnl_bench import BadInput
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import entropy, soft_cross_entropy, warmup_rounds
-from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine, toy_scenario
 
 LOGITS = [[2.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
 UNIFORM = torch.full((3,), 1 / 3)
@@ -159,8 +159,8 @@ def test_in_few_rounds_labels_change_early_and_histories_are_short(rounds, clien
 
 def test_without_its_regularisers_it_is_fedavg_until_labels_change():
     engine, plain = (toy_engine(m, rounds=3) for m in (JointOpt(alpha=0.0, beta=0.0), FedAvg()))
-    play(engine)
-    play(plain)  # labels would change in round 3
+    run_rounds(engine)
+    run_rounds(plain)  # labels would change in round 3
     for name, weights in engine.server.weights.items():
         assert torch.allclose(weights, plain.server.weights[name], atol=1e-6)
 
@@ -194,17 +194,17 @@ def test_another_client_between_two_visits_changes_nothing_and_nothing_is_sent()
 def test_it_costs_what_fedavg_costs():
     engine = late()
     model = count_bytes(engine.server.weights)
-    (row,) = play(engine, rounds=5)
+    (row,) = run_rounds(engine, rounds=5)
     assert row["bytes_down"] == 3 * model
     assert row["bytes_up"] == 3 * (model + 8)  # and n_k
     samples = sum(engine.server.sizes[k] for k in row["clients"])
-    assert row["forward"] == row["backward"] == TRAINING.epochs * samples
+    assert row["forward"] == row["backward"] == TOY_TRAINING.epochs * samples
 
 
 def test_a_diverged_client_keeps_its_labels_and_its_model_is_left_out():
     engine = late(lr=1e20)
     before = {name: w.clone() for name, w in engine.server.weights.items()}
-    engine.play_round()
+    engine.run_round()
     assert all(torch.equal(w, before[name]) for name, w in engine.server.weights.items())
     for state in engine.federation.states.values():
         assert state["labels"].argmax(1).tolist() == state["given"].tolist()
@@ -227,7 +227,7 @@ def test_what_it_believes_are_its_labels():
 def test_its_labels_become_right_in_the_toy_world():
     scenario = toy_scenario("sym-1.0:0.3-0.4")
     engine = toy_engine(JointOpt(), scenario, rounds=10, fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     right = [
         (state["labels"].argmax(1).numpy() == scenario.true[scenario.clients[k]]).mean()
         for k, state in engine.federation.states.items()

@@ -9,7 +9,7 @@ from torch import nn
 from flnl_bench import Method, network_weights
 from flnl_bench.engine.devices import choose_devices, sent
 from flnl_bench.engine.engine import Engine
-from flnl_bench.testing import TRAINING, play, toy_dataset, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 from flnl_bench.testing.methods import (
     check_isolated,
     check_order_of_clients,
@@ -256,9 +256,9 @@ def test_numbers_are_the_same_whatever_the_habit(habit):
 
 @pytest.mark.parametrize("habit", [UsesOneBox, StacksTwice])
 def test_workers_get_what_one_process_would_get(habit):
-    shared = Engine(habit(), toy_dataset(), toy_scenario(), TRAINING, 1, choose_devices("cpu", workers=2))
+    shared = Engine(habit(), toy_dataset(), toy_scenario(), TOY_TRAINING, 1, choose_devices("cpu", workers=2))
     try:
-        assert play(shared, 2) == play(toy_engine(habit()), 2)
+        assert run_rounds(shared, 2) == run_rounds(toy_engine(habit()), 2)
     finally:
         shared.close()
 
@@ -279,7 +279,7 @@ def test_what_is_sent_has_its_own_memory_and_no_layout_but_that_of_weights():
 
 
 def test_what_a_client_sent_stays_what_it_was():
-    numbers = toy_engine(AnswersWithItsState()).play_round().method
+    numbers = toy_engine(AnswersWithItsState()).run_round().method
     assert [numbers[f"{name}_{i}"] for name in ("seen", "counts") for i in range(3)] == [1, 2, 3, 1, 2, 3]
 
 
@@ -294,7 +294,7 @@ def test_a_network_draws_otherwise_with_every_client_and_in_every_round():
     engine = toy_engine(Notes(), fraction=1.0)
     seen = []
     for _ in range(2):
-        engine.play_round()
+        engine.run_round()
         seen += [state["left"] for state in engine.federation.states.values()]
     assert len(seen) == len({tuple(left) for left in seen}) == 12
 
@@ -303,5 +303,5 @@ def test_the_generator_of_the_caller_is_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    play(toy_engine(DropsOut()), 1)
+    run_rounds(toy_engine(DropsOut()), 1)
     assert torch.equal(torch.rand(3), expected)

@@ -164,16 +164,16 @@ def test_draws_of_its_own_are_one_failure_and_not_five(tmp_path, monkeypatch):
     assert "in a second run" in done.out
     assert "why it matters: a result that cannot be repeated cannot be compared" in done.out
     assert "use client.rng" in done.out
-    assert "skipped  True labels make no difference. (follows from what failed above)" in done.out
+    assert "skipped  True labels do not change its numbers. (follows from a failure above)" in done.out
 
 
 def test_a_method_that_asks_for_true_labels_is_told_that_there_are_none(tmp_path):
     (tmp_path / "mine.py").write_text(PEEKS)
     checks = examine_file(tmp_path / "mine.py")
-    assert [name for name, one in checks.items() if one["status"] == "failed"] == ["declared", "plays"]
+    assert [name for name, one in checks.items() if one["status"] == "failed"] == ["declared", "runs"]
     assert checks["declared"]["problem"] == "no docstring"
-    assert "has no attribute 'true' (mine.py:7 in loss)" in checks["plays"]["problem"]
-    assert "true labels" in checks["plays"]["cause"]
+    assert "has no attribute 'true' (mine.py:7 in loss)" in checks["runs"]["problem"]
+    assert "true labels" in checks["runs"]["cause"]
     assert checks["blind"]["status"] == "skipped"
 
 
@@ -183,8 +183,8 @@ def test_a_method_that_ends_the_program_has_failed(tmp_path):
     )
     (tmp_path / "mine.py").write_text(text)
     checks = examine_file(tmp_path / "mine.py")
-    assert checks["plays"]["status"] == "failed"
-    assert "SystemExit" in checks["plays"]["problem"]
+    assert checks["runs"]["status"] == "failed"
+    assert "SystemExit" in checks["runs"]["problem"]
 
 
 def examine_file(file) -> dict:
@@ -251,8 +251,8 @@ class Mute(Tracker):
 
     name, help = "mute", "nothing"
 
-    def start(self, run):
-        (run.folder / "new").mkdir()
+    def start(self, run, folder, rounds):
+        (folder / "new").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ class Mute(Tracker):
         (DatasetKind("list", "no data", lambda root, progress: [1]), "check_dataset_loads"),
         (ModelKind("spare", "a part is not used", Spare), "check_model_trains"),
         (ModelKind("odd", "no network", lambda channels, norm: "net"), "check_model_builds"),
-        (Mute, "check_tracker_goes_on"),
+        (Mute, "check_tracker_resumes"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.pool import lend_images
 from flnl_bench.methods import default_methods
-from flnl_bench.testing import TRAINING, play, toy_dataset, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
 TWO = choose_devices("cpu", workers=2)
 FAST = {"fedgr", "fedfixer", "fednoro", "fedrn"}  # a teacher; a private model; visits; others' models
@@ -33,7 +33,7 @@ def pooled():
 
     def make(name, **changes):
         method = default_methods().make(name, {}, {})
-        training = dataclasses.replace(TRAINING, **changes)
+        training = dataclasses.replace(TOY_TRAINING, **changes)
         engine = Engine(method, toy_dataset(), toy_scenario(), training, 1, TWO)
         engines.append(engine)
         return engine
@@ -48,7 +48,7 @@ def pooled():
 def test_two_workers_give_the_numbers_of_one_process(name, pooled):
     shared = pooled(name)
     alone = toy_engine(shared.method)
-    assert play(shared) == play(alone)
+    assert run_rounds(shared) == run_rounds(alone)
     assert same(shared.server.weights, alone.server.weights)
     assert same(shared.federation.states, alone.federation.states)
     # A client that is called twice starts again from its new state.
@@ -68,14 +68,14 @@ def test_what_goes_wrong_in_a_worker_is_told(pooled, task, kind):
     assert f"in {task}" in told.value.__notes__[0]
     assert not multiprocessing.active_children()
     with pytest.raises(RuntimeError, match="the worker processes have ended"):
-        engine.play_round()
+        engine.run_round()
 
 
 def test_the_death_of_a_worker_is_told(pooled):
     engine = pooled("fedavg")
     multiprocessing.active_children()[0].kill()
     with pytest.raises(RuntimeError, match="a worker process has died"):
-        engine.play_round()
+        engine.run_round()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -83,7 +83,7 @@ def test_a_signal_to_the_whole_group_leaves_the_decision_to_the_parent(pooled, s
     engine = pooled("fedavg")
     for worker in multiprocessing.active_children():
         os.kill(worker.pid, stop)
-    engine.play_round()
+    engine.run_round()
 
 
 def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):

@@ -20,7 +20,7 @@ from flnl_bench.numerics import (
     krum,
     trimmed_mean,
 )
-from flnl_bench.testing import TRAINING, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 FIVE = [(1, 5), (2, 0), (6, 1), (7, 3), (100, -50)]
 SQUARE = [(0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.4), (10, 10), (-8, 9)]
@@ -249,11 +249,11 @@ def test_statistics_follow_the_rule_or_the_mean_of_fedavg():
 def test_they_cost_what_fedavg_costs(method):
     engine = toy_engine(method)
     model = count_bytes(engine.server.weights)
-    (row,) = play(engine, rounds=1)
+    (row,) = run_rounds(engine, rounds=1)
     assert row["bytes_down"] == 3 * model
     assert row["bytes_up"] == 3 * (model + 8)  # and n_k
     samples = sum(engine.server.sizes[k] for k in row["clients"])
-    assert row["forward"] == row["backward"] == TRAINING.epochs * samples
+    assert row["forward"] == row["backward"] == TOY_TRAINING.epochs * samples
 
 
 def test_what_was_distrusted_is_recorded():
@@ -261,9 +261,9 @@ def test_what_was_distrusted_is_recorded():
     assert Krum().numbers(10) == {"distrusted": 3, "averaged": 1}
     assert Krum(selected=None).numbers(10) == {"distrusted": 3, "averaged": 5}
     assert Krum().numbers(2) == Krum(selected=None).numbers(2) == {"distrusted": 0, "averaged": 2}
-    (row,) = play(toy_engine(Krum(), fraction=1.0, epochs=1), rounds=1)
+    (row,) = run_rounds(toy_engine(Krum(), fraction=1.0, epochs=1), rounds=1)
     assert row["method"] == {"not_finite": 0, "distrusted": 1, "averaged": 1}
-    (row,) = play(toy_engine(Krum(), fraction=1.0, lr=1e20), rounds=1)
+    (row,) = run_rounds(toy_engine(Krum(), fraction=1.0, lr=1e20), rounds=1)
     assert row["method"]["not_finite"] == 6
 
 

@@ -14,7 +14,7 @@ from waits import assert_no_step_waits
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms
 from flnl_bench.engine.ledger import count_bytes
-from flnl_bench.testing import TRAINING, play, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 LOGITS = [[2.0, 1.0, 0.0]]  # p = 0.665241, 0.244728, 0.090031
 
@@ -124,7 +124,7 @@ def test_the_received_model_prunes_once_a_visit_and_from_two_fifths_of_the_round
 
 def test_pruning_costs_one_look_at_every_sample():
     engine = toy_engine(GCE(truncate=0.5), rounds=4, epochs=1)
-    rows = play(engine)
+    rows = run_rounds(engine)
     samples = [sum(engine.server.sizes[k] for k in row["clients"]) for row in rows]
     assert [row["forward"] for row in rows] == [
         n * looks for n, looks in zip(samples, (1, 1, 2, 2), strict=True)
@@ -136,7 +136,7 @@ def test_a_model_that_is_unsure_prunes_everything_and_learns_nothing():
     engine = toy_engine(GCE(truncate=0.5, truncate_from=0.0), weight_decay=0.0)
     engine.server.weights["head.weight"].mul_(0.1)  # no p_y is above 1/2
     before = {name: w.clone() for name, w in engine.server.weights.items()}
-    play(engine, 1)
+    run_rounds(engine, 1)
     assert torch.allclose(engine.server.weights["head.weight"], before["head.weight"], atol=1e-7)
 
 
@@ -179,12 +179,12 @@ def test_the_mass_of_a_target_grows_with_its_updates(memory, masses):
 
 def test_a_target_belongs_to_its_sample_and_is_believed_once_it_has_half_of_its_mass():
     engine = toy_engine(ELR(), fraction=1.0)
-    engine.play_round()
+    engine.run_round()
     target = engine.federation.states[0]["target"]
     assert torch.allclose(target.sum(1), torch.full((len(target),), 1 - 0.7**2), atol=1e-5)  # two epochs
     server, state = Server(terms_of(), 1, {}, ()), {"target": torch.tensor([[0.1, 0.45, 0.0], [0.3, 0, 0]])}
     assert ELR().beliefs(server, 0, state).pseudo_labels.tolist() == [1, -1]
-    engine.play_round()
+    engine.run_round()
     assert torch.allclose(engine.federation.states[0]["target"].sum(1), torch.tensor(1 - 0.7**4), atol=1e-5)
 
 
@@ -202,7 +202,7 @@ def test_the_order_of_visits_changes_no_target():
 @pytest.mark.parametrize("method", [SCE(alpha=1.0, beta=0.0), ELR(weight=0.0)])
 def test_without_their_term_they_are_fedavg_to_the_bit(method):
     engine, plain = toy_engine(method), toy_engine(FedAvg())
-    assert play(engine, rounds=2) == play(plain, rounds=2)
+    assert run_rounds(engine, rounds=2) == run_rounds(plain, rounds=2)
     assert all(torch.equal(w, plain.server.weights[name]) for name, w in engine.server.weights.items())
 
 
@@ -210,18 +210,18 @@ def test_without_their_term_they_are_fedavg_to_the_bit(method):
 def test_they_send_and_compute_what_fedavg_does(method):
     engine = toy_engine(method)
     model = count_bytes(engine.server.weights)
-    (row,) = play(engine, rounds=1)
+    (row,) = run_rounds(engine, rounds=1)
     assert row["bytes_down"] == 3 * model
     assert row["bytes_up"] == 3 * (model + 8)  # and n_k
     samples = sum(engine.server.sizes[k] for k in row["clients"])
-    assert row["forward"] == row["backward"] == TRAINING.epochs * samples
+    assert row["forward"] == row["backward"] == TOY_TRAINING.epochs * samples
 
 
 def test_a_loss_may_be_combined_with_another_mean():
     engine = toy_engine(GCE(aggregator="median"), epochs=1)
     chosen = engine.method.sample(engine.server)
     biases = [update.weights["head.bias"] for update in engine.federation.train(chosen)]
-    engine.play_round()
+    engine.run_round()
     assert len(biases) == 3
     assert torch.equal(engine.server.weights["head.bias"], torch.stack(biases).median(0).values)
 

@@ -19,10 +19,10 @@ from flnl_bench.api import Batch, Server, Terms
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import cosine, entropy, kept_count
 from flnl_bench.testing import (
-    TRAINING,
+    TOY_TRAINING,
     degenerate_scenario,
     parametrize_with_checks,
-    play,
+    run_rounds,
     toy_engine,
     toy_scenario,
 )
@@ -216,7 +216,7 @@ def test_tau_is_announced_or_a_fifth_and_never_everything():
 def test_without_its_terms_it_is_fedavg():
     bare = RoFL(forget_rate=0.0, centroid_weight=0.0, entropy_weight=0.0, given_share=1.0)
     engine, alone = toy_engine(bare, rounds=3), toy_engine(FedAvg(), rounds=3)
-    play(engine), play(alone)
+    run_rounds(engine), run_rounds(alone)
     for name, w in alone.server.weights.items():
         assert torch.allclose(engine.server.weights[name], w, atol=1e-6), name
 
@@ -224,16 +224,16 @@ def test_without_its_terms_it_is_fedavg():
 def test_bytes_and_passes_are_those_of_the_specification():
     engine = toy_engine(RoFL())
     model, centroids = count_bytes(engine.server.weights), 4 * engine.server.weights["head.weight"].numel()
-    for row in play(engine, 3):
+    for row in run_rounds(engine, 3):
         m, n = len(row["clients"]), sum(engine.server.sizes[k] for k in row["clients"])
         assert row["bytes_down"] == m * (model + centroids * (row["round"] > 0))  # C·d floats
         assert row["bytes_up"] == m * (model + 8 + centroids)
-        assert (row["forward"], row["backward"]) == ((TRAINING.epochs + 1) * n, TRAINING.epochs * n)
+        assert (row["forward"], row["backward"]) == ((TOY_TRAINING.epochs + 1) * n, TOY_TRAINING.epochs * n)
 
 
 def test_models_that_diverged_are_left_out_with_their_centroids():
     engine = toy_engine(RoFL(), fraction=1.0)
-    play(engine, 1)
+    run_rounds(engine, 1)
     before = {name: w.clone() for name, w in engine.server.weights.items()}
     centroids = engine.server.state["centroids"].clone()
     updates = engine.federation.train([0, 1])
@@ -246,7 +246,7 @@ def test_models_that_diverged_are_left_out_with_their_centroids():
 
 def test_a_client_without_a_class_sends_its_centroid_back_unchanged():
     engine = toy_engine(RoFL(), degenerate_scenario(), fraction=1.0)
-    play(engine, 1)
+    run_rounds(engine, 1)
     before = engine.server.state["centroids"].clone()
     (update,) = engine.federation.train([2])  # it holds class 0 alone
     after = update.message["centroids"]
@@ -257,7 +257,7 @@ def test_a_client_without_a_class_sends_its_centroid_back_unchanged():
 def test_no_step_waits_for_the_device():
     def make_engine():
         engine = toy_engine(RoFL())
-        play(engine, 1)
+        run_rounds(engine, 1)
         engine.server.round = 5
         return engine
 
@@ -268,7 +268,7 @@ def test_the_pull_to_centroids_draws_the_classes_together():
     def likeness(**options):
         """How much alike the centroids of two classes are after a few rounds."""
         engine = toy_engine(RoFL(**options), toy_scenario("sym-0.5:0.2-0.4"), rounds=4, fraction=1.0)
-        play(engine)
+        run_rounds(engine)
         first, second, _ = engine.server.state["centroids"]
         return cosine(first, second).item()
 
@@ -277,7 +277,7 @@ def test_the_pull_to_centroids_draws_the_classes_together():
 
 def test_it_tells_what_it_keeps_and_which_labels_it_trains_on():
     engine = toy_engine(RoFL(forget_rate=0.3), fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     for k, state in engine.federation.states.items():
         beliefs = engine.method.beliefs(engine.server, k, state)
         assert (beliefs.labels == -1).any()

@@ -13,7 +13,7 @@ from waits import assert_no_step_waits
 from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms
 from flnl_bench.engine.ledger import count_bytes
-from flnl_bench.testing import TRAINING, play, toy_engine, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine, toy_scenario
 
 
 def client_of(size, length=3, classes=10, judged=True, noise=0.5):
@@ -180,7 +180,7 @@ def test_before_the_warm_up_ends_or_without_selection_it_is_fedavg(method, begin
     engine, plain = toy_engine(method), toy_engine(FedAvg())
     for each in (engine, plain):
         each.server.round = begin
-        each.play_round()
+        each.run_round()
     for name, weights in engine.server.weights.items():
         assert torch.allclose(weights, plain.server.weights[name], atol=1e-6)
 
@@ -206,11 +206,11 @@ def test_what_a_diverged_model_predicts_is_forgotten():
 def test_it_costs_what_fedavg_costs_and_tells_how_long_histories_are():
     engine = late()
     model = count_bytes(engine.server.weights)
-    (row,) = play(engine, rounds=5)
+    (row,) = run_rounds(engine, rounds=5)
     assert row["bytes_down"] == 3 * model
     assert row["bytes_up"] == 3 * (model + 8)  # and n_k
     samples = sum(engine.server.sizes[k] for k in row["clients"])
-    assert row["forward"] == row["backward"] == TRAINING.epochs * samples
+    assert row["forward"] == row["backward"] == TOY_TRAINING.epochs * samples
     assert row["method"] == {"history": Selfie().length(engine.terms)} == {"history": 5}
 
 
@@ -237,7 +237,7 @@ def test_what_it_believes_is_its_last_epoch():
 def test_it_refurbishes_rightly_in_the_toy_world():
     scenario = toy_scenario("sym-1.0:0.3-0.4")
     engine = toy_engine(Selfie(), scenario, rounds=8, fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     states = engine.federation.states
     renewed = torch.cat([states[k]["refurbished"] for k in sorted(states)])
     true = torch.cat([torch.from_numpy(scenario.true[scenario.clients[k]]) for k in sorted(states)])

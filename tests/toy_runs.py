@@ -10,7 +10,7 @@ from flnl_bench.config import RunConfig
 from flnl_bench.methods import values_of
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.runner import Runner
-from flnl_bench.testing import CPU_ONLY, TRAINING, toy_dataset, toy_scenario
+from flnl_bench.testing import CPU_ONLY, TOY_TRAINING, toy_dataset, toy_scenario
 
 
 def toy_config(method=None, rounds=3, **changes) -> RunConfig:
@@ -24,7 +24,7 @@ def toy_config(method=None, rounds=3, **changes) -> RunConfig:
         preset="quick",
         seed=1,
         device="cpu",
-        training=dataclasses.replace(TRAINING, rounds=rounds, epochs=1),
+        training=dataclasses.replace(TOY_TRAINING, rounds=rounds, epochs=1),
         hyperparameters=values_of(method),
     )
     return dataclasses.replace(config, **changes)

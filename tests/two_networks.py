@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flnl_bench.testing import play, toy_engine, toy_scenario
+from flnl_bench.testing import run_rounds, toy_engine, toy_scenario
 
 
 class Fixed(nn.Module):
@@ -27,7 +27,7 @@ def rightly_judged(method, rounds):
     """The share of samples that both networks keep if and only if their label is right, in an easy world."""
     scenario = toy_scenario("sym-1.0:0.3-0.5")
     engine = toy_engine(method, scenario, rounds=rounds, fraction=1.0)
-    play(engine)
+    run_rounds(engine)
     right = scenario.given == scenario.true
     states = engine.federation.states
     return np.mean(

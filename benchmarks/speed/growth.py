@@ -28,7 +28,7 @@ def growth(repeats: int) -> Table:
     cases = [(name, factor) for name, factors in FACTORS.items() for factor in factors]
     worlds = [federation(**BASE | {name: BASE[name] * factor}) for name, factor in cases]
     engines = [start(world) for world in (federation(**BASE), *worlds)]
-    base, *others = best_seconds([engine.play_round for engine in engines], repeats)
+    base, *others = best_seconds([engine.run_round for engine in engines], repeats)
     for (name, factor), seconds in zip(cases, others, strict=True):
         table.add(what=name, base=BASE[name], value=BASE[name] * factor, factor=factor, cost=seconds / base)
     return table
@@ -40,11 +40,11 @@ def compare_late_rounds(method: str) -> tuple[float, int]:
     old, young = (start(federation(sampled=10, samples=64, clients=20), method, **changes) for _ in range(2))
     peaks = []
     for _ in range(ROUNDS):
-        old.play_round()
+        old.run_round()
         peaks.append(peak_memory())
     for _ in range(WARM):
-        young.play_round()
-    late, early = best_seconds([old.play_round, young.play_round], repeats=WARM)
+        young.run_round()
+    late, early = best_seconds([old.run_round, young.run_round], repeats=WARM)
     return late / early, peaks[-1] - peaks[WARM]
 
 
@@ -63,7 +63,7 @@ def pools(models: Sequence[str], workers: Sequence[int], repeats: int) -> Table:
     for model in models:
         world = rate_world(model)
         engines = [start(world, workers=count) for count in (1, *workers)]
-        one, *shared = best_seconds([e.play_round for e in engines], repeats, time.perf_counter)
+        one, *shared = best_seconds([e.run_round for e in engines], repeats, time.perf_counter)
         for engine in engines[1:]:
             engine.close()
         for count, seconds in zip(workers, shared, strict=True):

@@ -45,7 +45,7 @@ class Ours:
 
     def run_round(self) -> None:
         """Train every client once."""
-        self.engine.play_round()
+        self.engine.run_round()
 
 
 # -- the limit ---------------------------------------------------------------------------------------

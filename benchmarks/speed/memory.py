@@ -53,7 +53,7 @@ def client_peaks(method: str, model: str, clients: int) -> tuple[int, int]:
     before = peak_memory()
     engine = start(world, method)
     for _ in range(clients // 2):
-        engine.play_round()
+        engine.run_round()
     return before, peak_memory()
 
 

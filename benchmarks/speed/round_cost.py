@@ -29,14 +29,14 @@ def start(method: str, arguments: argparse.Namespace) -> Engine:
     runner = prepare(options)
     engine = Engine(runner.method, runner.dataset, runner.scenario, runner.config.training, 1, runner.devices)
     while engine.round < -(-engine.terms.clients // engine.terms.sampled) + 1:
-        engine.play_round()
+        engine.run_round()
     return engine
 
 
 def timed(engine: Engine) -> tuple[float, float]:
     """CPU seconds and cost of one round per sample that trained in it."""
     begin = time.process_time()
-    report = engine.play_round()
+    report = engine.run_round()
     seconds = time.process_time() - begin
     samples = sum(engine.server.sizes[k] for k in report.clients)
     return seconds / samples, (report.forward + 2 * report.backward) / samples

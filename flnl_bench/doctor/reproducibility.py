@@ -25,7 +25,7 @@ from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.methods import default_methods
 from flnl_bench.processes import start_worker
-from flnl_bench.testing import TRAINING, play, toy_dataset, toy_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_scenario
 from flnl_bench.testing.worlds import World
 
 TRIED_METHOD = "fedgr"  # it uses most parts of the engine: states, views, a teacher, a mixture
@@ -66,13 +66,13 @@ def make(name: str) -> Method:
 
 def start_engine(method: Method, devices: Devices, **changes: Any) -> Engine:
     """Start a method on easy 8×8 images, with six clients and a tiny network."""
-    return World(toy_dataset(), toy_scenario(), replace(TRAINING, **changes)).engine(method, devices)
+    return World(toy_dataset(), toy_scenario(), replace(TOY_TRAINING, **changes)).engine(method, devices)
 
 
 def trained_rounds(method: Method, devices: Devices, count: int, **changes: Any) -> TrainedRounds:
     """Train a method for `count` rounds."""
     with contextlib.closing(start_engine(method, devices, **changes)) as engine:
-        return TrainedRounds(play(engine, count), to_cpu(engine.server.weights))
+        return TrainedRounds(run_rounds(engine, count), to_cpu(engine.server.weights))
 
 
 def tried_rounds(devices: Devices) -> TrainedRounds:
@@ -104,11 +104,11 @@ def resumes(options: DoctorOptions) -> CheckResult:
     devices, method = choose_devices(options.device), make(TRIED_METHOD)
     first, second = start_engine(method, devices), start_engine(method, devices)
     with tempfile.TemporaryDirectory() as folder:
-        rows = play(first, TRIED_ROUNDS - 1)
+        rows = run_rounds(first, TRIED_ROUNDS - 1)
         Checkpoint(Path(folder)).save(first.state(), first.federation.states, set(), rows)
         state, clients, _ = Checkpoint(Path(folder)).load()
     second.restore(state, clients)
-    resumed = TrainedRounds(rows + play(second, TRIED_ROUNDS), to_cpu(second.server.weights))
+    resumed = TrainedRounds(rows + run_rounds(second, TRIED_ROUNDS), to_cpu(second.server.weights))
     return _compare(options, tried_rounds(devices), resumed, "stopped and resumed")
 
 

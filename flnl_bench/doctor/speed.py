@@ -26,7 +26,7 @@ def round_seconds(engine: Engine, repeats: int = 2) -> float:
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        engine.play_round()
+        engine.run_round()
         if wait:
             wait()
         seconds.append(time.perf_counter() - start)

@@ -165,7 +165,7 @@ class RoundReport:
 
 
 class Engine:
-    """A federation in training; call `play_round` until `round == rounds`."""
+    """A federation in training; call `run_round` until `round == rounds`."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Engine:
         """Return the number of finished rounds."""
         return self.server.round
 
-    def play_round(self) -> RoundReport:
+    def run_round(self) -> RoundReport:
         """Run one round: the method's exchange with its clients, then the test."""
         start = time.perf_counter()
         number = self.server.round

@@ -143,7 +143,7 @@ def watch(
         while engine.round < engine.rounds:
             watching = Watching(engine.executor)
             engine.federation.executor = watching  # type: ignore[assignment]
-            report = engine.play_round()
+            report = engine.run_round()
             if engine.round % every == 0 or engine.round == engine.rounds:
                 names = {"model": model, "round": report.round, "client": None}
                 memorised = observer.memorised(engine.server.weights, everything)

@@ -230,7 +230,7 @@ class Runner:
 
     def _row(self, engine: Engine, probe: Probe) -> dict[str, Any]:
         """Run one round and return it as it is recorded."""
-        report = dataclasses.asdict(engine.play_round())
+        report = dataclasses.asdict(engine.run_round())
         row = {**report, "clients": list(report["clients"])}
         if self.scenario.truth_known:
             row["diagnostics"] = {

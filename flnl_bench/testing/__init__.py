@@ -1,4 +1,4 @@
-"""The conformance kit: what methods and other entries must fulfil, for authors of plugins.
+"""The conformance kit: checks of methods and other entries, for authors of plugins.
 
 In a test file of the plugin:
 
@@ -9,29 +9,13 @@ In a test file of the plugin:
         check()
 """
 
-from flnl_bench.testing.checks import CHECKS, Check, Finding, examine, kind_of, parametrize_with_checks
-from flnl_bench.testing.methods import (
-    check_beliefs,
-    check_blind,
-    check_declared,
-    check_degenerate_clients,
-    check_deterministic,
-    check_finite,
-    check_isolated,
-    check_learns,
-    check_order_of_clients,
-    check_plays,
-    check_resumes,
-    check_travels,
-    check_warmup,
-)
+from flnl_bench.testing.checks import CHECKS, Finding, examine, parametrize_with_checks
 from flnl_bench.testing.worlds import (
     CPU_ONLY,
     ROUNDS,
-    TRAINING,
+    TOY_TRAINING,
     degenerate_scenario,
-    play,
-    reference,
+    run_rounds,
     toy_dataset,
     toy_engine,
     toy_scenario,
@@ -41,28 +25,12 @@ __all__ = [
     "CHECKS",
     "CPU_ONLY",
     "ROUNDS",
-    "TRAINING",
-    "Check",
+    "TOY_TRAINING",
     "Finding",
-    "check_beliefs",
-    "check_blind",
-    "check_declared",
-    "check_degenerate_clients",
-    "check_deterministic",
-    "check_finite",
-    "check_isolated",
-    "check_learns",
-    "check_order_of_clients",
-    "check_plays",
-    "check_resumes",
-    "check_travels",
-    "check_warmup",
     "degenerate_scenario",
     "examine",
-    "kind_of",
     "parametrize_with_checks",
-    "play",
-    "reference",
+    "run_rounds",
     "toy_dataset",
     "toy_engine",
     "toy_scenario",

@@ -1,4 +1,4 @@
-"""Checks with words: what failed, why it matters and the usual cause; roots before what follows from them."""
+"""All checks with their reasons and usual causes, and how to run them; causes come before consequences."""
 
 from __future__ import annotations
 
@@ -27,106 +27,105 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 class Check:
     """One property that an entry must have."""
 
-    function: Callable[[Any], None]  # raises if it has not
-    why: str  # it matters
-    cause: str  # of most failures
-    after: tuple[Callable[[Any], None], ...] = ()  # if one of these fails, this one says nothing new
+    function: Callable[[Any], None]  # raises if the entry lacks the property
+    why: str  # why it matters
+    cause: str  # the usual cause of a failure
+    after: tuple[Callable[[Any], None], ...] = ()  # if one of these fails, this check is skipped
 
     @property
     def what(self) -> str:
-        """The property in a sentence."""
+        """Return the property in a sentence."""
         return (self.function.__doc__ or "").strip().splitlines()[0]
 
 
-PLAYS = (methods.check_plays,)
-STEADY = (*PLAYS, methods.check_deterministic)
+_AFTER_RUNNING = (methods.check_runs,)
+_AFTER_TWO_RUNS = (*_AFTER_RUNNING, methods.check_deterministic)
 
 CHECKS: dict[str, Sequence[Check]] = {
     "method": (
         Check(
             methods.check_declared,
-            "the lists, --set and the leaderboard read it",
+            "the lists, --set and the leaderboard use its declaration",
             "a docstring or a `reference` is missing, or a hyper-parameter has no type or default",
         ),
         Check(
-            methods.check_plays,
+            methods.check_runs,
             "nothing else can be checked",
-            "a mistake in the named line; true labels, as client.true, are not reachable at all",
+            "a mistake in the named line; methods cannot access true labels, e.g. client.true",
         ),
         Check(
             methods.check_warmup,
-            "the other checks run six rounds, and what comes after a longer warm-up is not checked",
-            "`warmup` counts rounds without regard to terms.rounds; make it a share of them",
-            PLAYS,
+            "the other checks run six rounds; rounds after a longer warm-up are not checked",
+            "`warmup` does not depend on terms.rounds; make it a share of them",
+            _AFTER_RUNNING,
         ),
         Check(
             methods.check_finite,
             "a run with NaN has no result",
             "a division or a logarithm without a floor, or a weight of zero for all samples",
-            PLAYS,
+            _AFTER_RUNNING,
         ),
         Check(
             methods.check_deterministic,
             "a result that cannot be repeated cannot be compared",
             "draws from random or NumPy itself, or from torch in predict; use client.rng, or "
             "server.stream(name) on the server",
-            PLAYS,
+            _AFTER_RUNNING,
         ),
         Check(
             methods.check_resumes,
-            "a run that was stopped would end with other numbers",
-            "something is remembered on the class, the model or in a global; keep it in client.state or "
-            "server.state",
-            STEADY,
+            "a resumed run would have other numbers",
+            "the method keeps state on the class, the model or in a global; use client.state or server.state",
+            _AFTER_TWO_RUNS,
         ),
         Check(
             methods.check_order_of_clients,
             "several workers would give other numbers",
-            "clients of a round write to something that they share",
-            STEADY,
+            "clients write to a shared object",
+            _AFTER_TWO_RUNS,
         ),
         Check(
             methods.check_isolated,
-            "what passes by the engine is not counted, and real clients could not send it",
-            "clients share an object; send it by upload, inbox or visit",
-            STEADY,
+            "messages that bypass the engine are not counted, and real clients could not send them",
+            "clients share an object; send it with upload, inbox or visit",
+            _AFTER_TWO_RUNS,
         ),
         Check(
             methods.check_blind,
             "a method that sees true labels solves another problem",
             "it reads the scenario or the data set instead of batch.y and client.y",
-            STEADY,
+            _AFTER_TWO_RUNS,
         ),
         Check(
             methods.check_travels,
             "--workers sends the method and its model to other processes",
             "a lambda, or a class that is defined inside a function",
-            PLAYS,
+            _AFTER_RUNNING,
         ),
         Check(
             methods.check_degenerate_clients,
             "skewed partitions have clients with one sample or one class",
             "a statistic of few or equal values: a mixture, a correlation, a standard deviation",
-            (*PLAYS, methods.check_finite),
+            (*_AFTER_RUNNING, methods.check_finite),
         ),
         Check(
-            methods.check_beliefs,
+            methods.check_beliefs_fit,
             "the recorder compares them with the truth",
             "arrays of another length than the client, or a noise_ratio outside of 0 to 1",
-            PLAYS,
+            _AFTER_RUNNING,
         ),
         Check(
             methods.check_learns,
             "a method that does not learn without noise will not learn with it",
             "the loss has the wrong sign or drops all samples, or aggregate returns the old weights",
-            (*PLAYS, methods.check_finite),
+            (*_AFTER_RUNNING, methods.check_finite),
         ),
     ),
     "noise": (
         Check(
             plugin_entries.check_noise_written,
             "the name of a run is made of it",
-            "an own `parse` forgets something",
+            "the entry's `parse` loses a value",
         ),
         Check(
             plugin_entries.check_noise_draws,
@@ -142,8 +141,8 @@ CHECKS: dict[str, Sequence[Check]] = {
         ),
         Check(
             plugin_entries.check_noise_announced,
-            "methods are told the expected share of wrong labels",
-            "more or fewer than client.ratio of the labels change; say the share by `expected`",
+            "methods use the announced share of wrong labels",
+            "not client.ratio of the labels change; give the true share by `expected`",
             (plugin_entries.check_noise_draws, plugin_entries.check_noise_repeats),
         ),
     ),
@@ -151,29 +150,31 @@ CHECKS: dict[str, Sequence[Check]] = {
         Check(
             plugin_entries.check_partition_splits,
             "no scenario could be made",
-            "a row is lost or there twice, or a client gets too few",
+            "a row is missing or assigned twice, or a client gets too few",
         ),
         Check(
             plugin_entries.check_partition_repeats,
             "methods would be compared on different clients",
-            "draws from NumPy itself; use the rng that is given",
+            "draws from NumPy itself; use the `rng` argument",
             (plugin_entries.check_partition_splits,),
         ),
     ),
     "dataset": (
         Check(
-            plugin_entries.check_dataset_loads, "no run could start", "Dataset.from_arrays says what it needs"
+            plugin_entries.check_dataset_loads,
+            "no run could start",
+            "see Dataset.from_arrays",
         ),
         Check(
             plugin_entries.check_dataset_declared,
-            "lists and estimates of cost show it",
+            "lists and cost estimates use it",
             "`classes` or `train_images` of the entry are not those of the data",
             (plugin_entries.check_dataset_loads,),
         ),
         Check(
             plugin_entries.check_dataset_repeats,
             "fingerprints of scenarios would change from run to run",
-            "draws without a fixed seed, or files in the order of the disk",
+            "draws without a fixed seed, or an unsorted list of files",
             (plugin_entries.check_dataset_loads,),
         ),
     ),
@@ -186,19 +187,19 @@ CHECKS: dict[str, Sequence[Check]] = {
         Check(
             plugin_entries.check_model_repeats,
             "runs of one seed would begin with different weights",
-            "weights that torch's generator did not draw",
+            "weights that are not drawn from torch's generator",
             (plugin_entries.check_model_builds,),
         ),
         Check(
             plugin_entries.check_model_judges_images_one_by_one,
             "the test accuracy would depend on the batches",
-            "statistics of the batch that are used in evaluation mode, too",
+            "batch statistics in evaluation mode",
             (plugin_entries.check_model_builds,),
         ),
         Check(
             plugin_entries.check_model_trains,
-            "parts without a gradient are sent and averaged for nothing",
-            "a layer that is defined and not used, or a detach",
+            "parts without a gradient are sent and averaged in vain",
+            "an unused layer, or a detach",
             (plugin_entries.check_model_builds,),
         ),
         Check(
@@ -211,13 +212,13 @@ CHECKS: dict[str, Sequence[Check]] = {
     "tracker": (
         Check(
             plugin_entries.check_tracker_sees_a_run,
-            "it would be given up in every run",
+            "it would be dropped in every run",
             "a package, a server or a key is missing",
         ),
         Check(
-            plugin_entries.check_tracker_goes_on,
-            "a run that was stopped goes on with a new tracker in the same folder",
-            "something that exists already is created again",
+            plugin_entries.check_tracker_resumes,
+            "a resumed run uses a new tracker in the same folder",
+            "it creates something that exists already",
             (plugin_entries.check_tracker_sees_a_run,),
         ),
     ),
@@ -225,30 +226,30 @@ CHECKS: dict[str, Sequence[Check]] = {
 
 
 def kind_of(entry: object) -> str:
-    """What an entry of a plugin is, in a word."""
+    """Return the kind of an entry of a plugin."""
     if isinstance(entry, type) and issubclass(entry, Tracker):
         return "tracker"
-    known = {"noise": NoiseKind, "partition": PartitionKind, "dataset": DatasetKind, "model": ModelKind}
-    return next((kind for kind, cls in known.items() if isinstance(entry, cls)), "method")
+    kinds = {"noise": NoiseKind, "partition": PartitionKind, "dataset": DatasetKind, "model": ModelKind}
+    return next((kind for kind, cls in kinds.items() if isinstance(entry, cls)), "method")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How one check ended."""
+    """The outcome of one check."""
 
     check: Check
     status: str  # passed, failed, or skipped
-    problem: str = ""  # what failed, or why it was skipped
+    problem: str = ""  # the failure, or why it was skipped
 
 
 def examine(entry: Any) -> Iterator[Finding]:
-    """Check a method (class or instance) or an entry of another kind, check after check."""
+    """Check a method (class or instance) or an entry of another kind; yield the outcome of each check."""
     is_method = isinstance(entry, type) and issubclass(entry, Method)
     subject, failed = entry() if is_method else entry, set[Callable[[Any], None]]()
     for check in CHECKS[kind_of(entry)]:
         if failed & {*check.after}:
             failed.add(check.function)
-            yield Finding(check, "skipped", "follows from what failed above")
+            yield Finding(check, "skipped", "follows from a failure above")
             continue
         status, problem = _outcome(check, subject)
         if status == "failed":
@@ -258,7 +259,7 @@ def examine(entry: Any) -> Iterator[Finding]:
 
 def _outcome(check: Check, subject: Any) -> tuple[str, str]:
     try:
-        # What a method prints or warns of is not what is asked for here.
+        # Hide what a method prints and warns of.
         with warnings.catch_warnings(), contextlib.redirect_stdout(None):
             warnings.simplefilter("ignore")
             check.function(subject)
@@ -268,12 +269,12 @@ def _outcome(check: Check, subject: Any) -> tuple[str, str]:
         return "failed", " ".join(str(error).split()) or one_line(error)
     except (Exception, SystemExit) as error:
         frames = "".join(traceback.format_exception(error))
-        return "failed", f"{one_line(error)} ({place_in(frames, _home(subject))})"
+        return "failed", f"{one_line(error)} ({place_in(frames, _file_of(subject))})"
     return "passed", ""
 
 
-def _home(subject: Any) -> str:
-    """The file of an entry's code, as far as it is known."""
+def _file_of(subject: Any) -> str:
+    """Return the file of an entry's code, or nothing if it is unknown."""
     with contextlib.suppress(OSError, TypeError):
         return inspect.getfile(subject if isinstance(subject, type) else type(subject))
     return ""
@@ -281,10 +282,10 @@ def _home(subject: Any) -> str:
 
 # -- for pytest --------------------------------------------------------------------------------------
 def parametrize_with_checks(entries: Iterable[Any]) -> Callable[[Test], Test]:
-    """A pytest decorator: one test, called `check`, per entry and check.
+    """Return a pytest decorator that makes one test, with the argument `check`, per entry and check.
 
     Args:
-        entries: classes or instances of methods, and entries of other plugin_entries.
+        entries: classes or instances of methods, and entries of other kinds.
     """
     import pytest
 
@@ -302,7 +303,7 @@ def parametrize_with_checks(entries: Iterable[Any]) -> Callable[[Test], Test]:
 
 
 def _test(check: Check, subject: Any) -> None:
-    """Run one check; if it fails only because another does, that one tells."""
+    """Run one check; skip it if it fails because another check does."""
     import pytest
 
     try:
@@ -310,10 +311,9 @@ def _test(check: Check, subject: Any) -> None:
     except plugin_entries.CannotTell as reason:
         pytest.skip(str(reason))
     except Exception:
-        by_function = {each.function: each for each in CHECKS[kind_of(subject)]}
-        for root in check.after:
-            if _outcome(by_function[root], subject)[0] == "failed":
-                pytest.skip(f"follows from {root.__name__}, which fails")
+        for cause in CHECKS[kind_of(subject)]:
+            if cause.function in check.after and _outcome(cause, subject)[0] == "failed":
+                pytest.skip(f"follows from {cause.function.__name__}, which fails")
         raise
 
 

@@ -1,4 +1,4 @@
-"""What every method must fulfil."""
+"""Checks of methods."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from flnl_bench.testing.plugin_entries import CannotTell
 from flnl_bench.testing.worlds import (
     ROUNDS,
     degenerate_scenario,
-    play,
     reference,
+    run_rounds,
     toy_engine,
     toy_scenario,
     worker_of,
@@ -37,8 +37,10 @@ def check_declared(method: Method) -> None:
     """It can be registered, has a docstring and a reference, and cannot be changed."""
     cls = type(method)
     check_class(cls)
-    own = cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(")  # dataclasses write such a one
-    assert own, "no docstring"
+    documented = cls.__doc__ and not cls.__doc__.startswith(
+        f"{cls.__name__}("
+    )  # a docstring that dataclasses writes
+    assert documented, "no docstring"
     assert cls.reference, "no reference"
     check_views(cls.name, method.views())
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
@@ -49,41 +51,40 @@ def check_declared(method: Method) -> None:
         raise AssertionError(f"hyper-parameter {field.name!r} can be changed in place")
 
 
-def check_plays(method: Method) -> None:
-    """It plays six rounds."""
+def check_runs(method: Method) -> None:
+    """It runs six rounds."""
     assert len(reference(method)[0]) == ROUNDS
 
 
 def check_warmup(method: Method) -> None:
-    """Its warm-up ends within the six rounds of the checks."""
+    """Its warm-up is shorter than the six rounds of the checks."""
     try:
         rounds = method.warmup(toy_engine(method).terms)
-    except TypeError:  # a plugin of API 1 may have something else of this name
-        raise CannotTell("`warmup` is no hook of it") from None
+    except TypeError:  # `warmup` of a plugin for API 1 may be something else
+        raise CannotTell("its `warmup` is not the hook") from None
     assert isinstance(rounds, int), f"warmup is {rounds!r}, but must be a whole number of rounds"
     if rounds >= ROUNDS:
-        raise CannotTell(f"its warm-up lasts {rounds} of {ROUNDS} rounds: what comes after is not checked")
+        raise CannotTell(f"its warm-up lasts {rounds} of {ROUNDS} rounds: later rounds are not checked")
 
 
 def check_deterministic(method: Method) -> None:
     """Two runs give the same numbers."""
-    _same(play(toy_engine(method)), reference(method)[0], "in a second run")
+    _same(run_rounds(toy_engine(method)), reference(method)[0], "in a second run")
 
 
-Rows = Sequence[dict[str, Any]]
+_Rows = Sequence[dict[str, Any]]
 
 
-def _same(rows: Rows, expected: Rows, when: str) -> None:
-    """Say in which round, and how, numbers differ from those of an undisturbed run."""
+def _same(rows: _Rows, expected: _Rows, when: str) -> None:
+    """Raise an error with the first number that differs from an undisturbed run."""
     for row, other in zip(rows, expected, strict=True):
-        odd = [key for key in other if row[key] != other[key]]
-        if odd:
-            told = f"{odd[0]} of round {row['round'] + 1} is {row[odd[0]]}, not {other[odd[0]]}"
-            raise AssertionError(f"{when} {told}")
+        for key in other:
+            difference = f"{key} of round {row['round'] + 1} is {row[key]}, not {other[key]}"
+            assert row[key] == other[key], f"{when} {difference}"
 
 
 def check_resumes(method: Method) -> None:
-    """Stopped after every round and started again from the files, it gives the same numbers."""
+    """Stopped and resumed after every round, it gives the same numbers."""
     unbroken = reference(method)[0]
     with tempfile.TemporaryDirectory() as folder:
         rows: list[dict[str, Any]] = []
@@ -92,27 +93,27 @@ def check_resumes(method: Method) -> None:
             if number:
                 state, clients, rows = checkpoint.load()
                 engine.restore(state, clients)
-            rows += play(engine, number + 1)
+            rows += run_rounds(engine, number + 1)
             _same(rows, unbroken[: number + 1], f"resumed after round {number},")
             checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rows)
 
 
 def check_order_of_clients(method: Method) -> None:
-    """The order in which the clients of a round are worked on changes nothing."""
+    """The order in which clients are trained does not change its numbers."""
     backwards = toy_engine(method)
     backwards.federation.order = lambda ids: sorted(ids, reverse=True)
-    _same(play(backwards), reference(method)[0], "with the clients in another order,")
+    _same(run_rounds(backwards), reference(method)[0], "with the clients in another order,")
 
 
 def check_isolated(method: Method) -> None:
-    """Clients that share nothing but messages give the same numbers: nothing bypasses the ledger."""
+    """Clients that share only messages give the same numbers: nothing bypasses the ledger."""
     isolated = toy_engine(method)
     isolated.federation.executor = _Isolated(worker_of(isolated))
-    _same(play(isolated), reference(method)[0], "with a copy of the method for each client,")
+    _same(run_rounds(isolated), reference(method)[0], "with a copy of the method for each client,")
 
 
 class _Isolated:
-    """An executor whose every call is answered by a copy made for it alone."""
+    """An executor that makes a copy of the worker for each call."""
 
     def __init__(self, worker: ClientWorker) -> None:
         self.worker, self.logits, self.close = worker, worker.logits, worker.close
@@ -134,25 +135,25 @@ class _Isolated:
 
 
 def _sent(message: Any) -> Any:
-    """A message as another process would get it."""
+    """Return a message as another process would receive it."""
     return pickle.loads(pickle.dumps(message))
 
 
 def check_travels(method: Method) -> None:
-    """It can be sent to a worker process, and so can its model."""
-    assert pickle.loads(pickle.dumps(method)) == method, "it comes back as another method"
+    """It and its model can be sent to a worker process."""
+    assert pickle.loads(pickle.dumps(method)) == method, "pickled and unpickled, it is another method"
     pickle.dumps(worker_of(toy_engine(method)).model)
 
 
 def check_blind(method: Method) -> None:
-    """True labels make no difference."""
+    """True labels do not change its numbers."""
     scenario = toy_scenario()
-    lied = dataclasses.replace(scenario, true=(scenario.true + 1) % 3)
-    _same(play(toy_engine(method, lied)), reference(method)[0], "with other true labels,")
+    other = dataclasses.replace(scenario, true=(scenario.true + 1) % 3)
+    _same(run_rounds(toy_engine(method, other)), reference(method)[0], "with other true labels,")
 
 
 def check_degenerate_clients(method: Method) -> None:
-    """Tiny, one-class and all-wrong clients do no harm."""
+    """Its numbers stay finite with tiny, one-class and entirely mislabelled clients."""
     _assert_finite(toy_engine(method, degenerate_scenario(), rounds=4, fraction=1.0))
     _assert_finite(toy_engine(method, toy_scenario("sym-1.0:1.0-1.0")))
 
@@ -163,14 +164,14 @@ def check_finite(method: Method) -> None:
 
 
 def _assert_finite(engine: Engine) -> None:
-    for row in play(engine):
+    for row in run_rounds(engine):
         assert np.isfinite(row["loss"]), f"the test loss of round {row['round'] + 1} is {row['loss']}"
-    odd = [name for name, tensor in engine.server.weights.items() if not torch.isfinite(tensor).all()]
-    assert not odd, f"not finite: the weights {', '.join(odd[:3])}"
+    wrong = [name for name, tensor in engine.server.weights.items() if not torch.isfinite(tensor).all()]
+    assert not wrong, f"not finite: the weights {', '.join(wrong[:3])}"
 
 
-def check_beliefs(method: Method) -> None:
-    """What it reports to the recorder has one entry per sample and can be judged."""
+def check_beliefs_fit(method: Method) -> None:
+    """Its beliefs have one entry per sample and can be compared with the truth."""
     engine, scenario = reference(method)[1], toy_scenario()
     beliefs = gather_beliefs(method, engine.server, engine.federation.states, scenario.sizes)
     judge(beliefs, scenario, sorted(beliefs))
@@ -180,9 +181,9 @@ def check_beliefs(method: Method) -> None:
 
 
 def check_learns(method: Method) -> None:
-    """In an easy clean world it learns."""
+    """It learns from easy clean data."""
     engine = toy_engine(method, toy_scenario("clean"), rounds=20, fraction=1.0)
     while engine.round < engine.rounds:
-        if engine.play_round().accuracy > 90:
+        if engine.run_round().accuracy > 90:
             return
-    raise AssertionError("accuracy stays below 90 % in an easy world")
+    raise AssertionError("accuracy stays below 90 % on easy clean data")

@@ -1,4 +1,4 @@
-"""What noises, partitions, data sets, models and trackers must fulfil."""
+"""Checks of noises, partitions, data sets, models and trackers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from flnl_bench.scenario import (
     parse_partition,
     parse_setting,
 )
-from flnl_bench.testing.worlds import TRAINING, toy_dataset
+from flnl_bench.testing.worlds import TOY_TRAINING, toy_dataset
 from flnl_bench.trackers import Tracker
 
 
 class CannotTell(Exception):
-    """A check that does not fit an entry; says why."""
+    """A check does not apply to an entry, with the reason."""
 
 
 @contextlib.contextmanager
 def known(table: Registry[Any], entry: Any) -> Iterator[None]:
-    """Have an entry in its table, also if its plugin is not installed."""
+    """Add an entry to its registry for a while: its plugin may not be installed."""
     table.check(entry)
     full = table.complete()
     before = full.get(entry.name)
@@ -57,15 +57,15 @@ def known(table: Registry[Any], entry: Any) -> Iterator[None]:
 
 # -- noise -------------------------------------------------------------------------------------------
 def check_noise_written(kind: NoiseKind) -> None:
-    """A setting reads as it is written."""
+    """The name of a setting is parsed to the same name."""
     with known(NOISES, kind):
         name = _setting(kind)
-        again = parse_setting(name).name
-        assert again == name, f"{name!r} is read and written as {again!r}"
+        parsed = parse_setting(name).name
+        assert parsed == name, f"{name!r} is parsed as {parsed!r}"
 
 
 def check_noise_draws(kind: NoiseKind) -> None:
-    """It gives labels to clients, and none to clean ones."""
+    """It changes labels of noisy clients only."""
     scenario = _federation(kind)
     for client, noise in zip(scenario.clients, scenario.kinds, strict=True):
         untouched = np.array_equal(scenario.given[client], scenario.true[client])
@@ -79,20 +79,22 @@ def check_noise_repeats(kind: NoiseKind) -> None:
 
 
 def check_noise_announced(kind: NoiseKind) -> None:
-    """About as many labels are wrong as methods are told."""
+    """The share of wrong labels is about the announced one."""
     scenario = _federation(kind)
     expected, seen = parse_setting(scenario.setting).expected_ratio, scenario.overall
     if math.isnan(expected):
         raise CannotTell("it announces no share")
-    assert abs(expected - seen) <= 0.15, f"{seen:.2f} of the labels are wrong, announced are {expected:.2f}"
+    assert abs(expected - seen) <= 0.15, (
+        f"{seen:.2f} of the labels are wrong, not {expected:.2f} as announced"
+    )
 
 
 def _setting(kind: NoiseKind) -> str:
-    """The first way to write a setting of this kind that works."""
+    """Return a valid name of a setting of this kind."""
     for text in (f"{kind.name}-1.0", kind.name):
         with contextlib.suppress(BadInput):
             return parse_setting(text).name
-    raise CannotTell(f"how {kind.form} is completed is not known here")
+    raise CannotTell(f"the values of {kind.form} are unknown")
 
 
 def _federation(kind: NoiseKind) -> Scenario:
@@ -118,35 +120,35 @@ def check_partition_repeats(kind: PartitionKind) -> None:
 def _rows(kind: PartitionKind) -> list[np.ndarray]:
     with known(PARTITIONS, kind):
         numbers = [parameter.write(parameter.example) for parameter in kind.parameters]
-        found = parse_partition("-".join([kind.name, *numbers]))
-        return found.split(toy_dataset(600).train_y, 6, np.random.default_rng(1))
+        partition = parse_partition("-".join([kind.name, *numbers]))
+        return partition.split(toy_dataset(600).train_y, 6, np.random.default_rng(1))
 
 
 # -- data set ----------------------------------------------------------------------------------------
 def check_dataset_loads(kind: DatasetKind) -> None:
-    """It can be loaded, and holds images and labels that fit."""
+    """It can be loaded, and its images and labels fit."""
     dataset = _loaded(kind)
     Dataset.from_arrays(dataset.name, dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y)
     assert len(np.unique(dataset.train_y)) == len(dataset.classes), "a class has no train image"
 
 
 def check_dataset_declared(kind: DatasetKind) -> None:
-    """The entry says what the data are."""
+    """The entry's numbers are those of the data."""
     dataset = _loaded(kind)
-    found = {"classes": len(dataset.classes), "train_images": len(dataset.train_y)}
-    for name, number in found.items():
-        said = getattr(kind, name)
-        assert said in (None, number), f"{name} is {said}, but the data have {number}"
+    actual = {"classes": len(dataset.classes), "train_images": len(dataset.train_y)}
+    for name, number in actual.items():
+        declared = getattr(kind, name)
+        assert declared in (None, number), f"{name} is {declared}, but the data have {number}"
 
 
 def check_dataset_repeats(kind: DatasetKind) -> None:
-    """Loaded twice, it is the same."""
+    """Two loads give the same data."""
     assert _loaded(kind).digest == _loaded(kind).digest, "two loads give different data"
 
 
 def _loaded(kind: DatasetKind) -> Dataset:
     if kind.takes_path:
-        raise CannotTell(f"it needs a path, as in {kind.form}")
+        raise CannotTell(f"it needs a path: {kind.form}")
     DATASETS.check(kind)
     try:
         dataset = kind.load(data_root(None), None)
@@ -157,11 +159,11 @@ def _loaded(kind: DatasetKind) -> Dataset:
 
 
 # -- model -------------------------------------------------------------------------------------------
-SHAPES = ((3, 32), (1, 8), (1, 28), (3, 224))  # channels and side of images; a network need not take all
+SHAPES = ((3, 32), (1, 8), (1, 28), (3, 224))  # channels and side of images; a network may support only some
 
 
 def check_model_builds(kind: ModelKind) -> None:
-    """It turns images into features, with either norm."""
+    """It turns images into features, with both norms."""
     for norm in ("batch", "group"):
         network, images = _network(kind, norm)
         features = network.features(images)
@@ -172,12 +174,12 @@ def check_model_builds(kind: ModelKind) -> None:
 def check_model_repeats(kind: ModelKind) -> None:
     """The same seed gives the same initial weights."""
     one, other = (_network(kind)[0].state_dict() for _ in range(2))
-    odd = [name for name in one if not torch.equal(one[name], other[name])]
-    assert not odd, f"{odd[0]} differs"
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different, f"{different[0]} differs"
 
 
 def check_model_judges_images_one_by_one(kind: ModelKind) -> None:
-    """In evaluation mode an image is judged alike, alone and among others."""
+    """In evaluation mode, the logits of an image do not depend on the others."""
     network, images = _network(kind)
     with torch.no_grad():
         together, alone = network.eval()(images), network(images[:1])
@@ -185,11 +187,11 @@ def check_model_judges_images_one_by_one(kind: ModelKind) -> None:
 
 
 def check_model_trains(kind: ModelKind) -> None:
-    """A loss reaches all of its weights."""
+    """A loss has a gradient for all of its weights."""
     network, images = _network(kind)
     network(images).square().sum().backward()
-    lost = [name for name, weight in network.named_parameters() if weight.grad is None]
-    assert not lost, f"no gradient: {', '.join(lost[:3])}"
+    unused = [name for name, weight in network.named_parameters() if weight.grad is None]
+    assert not unused, f"no gradient: {', '.join(unused[:3])}"
 
 
 def check_model_travels(kind: ModelKind) -> None:
@@ -198,7 +200,7 @@ def check_model_travels(kind: ModelKind) -> None:
 
 
 def _network(kind: ModelKind, norm: str = "batch") -> tuple[Network, torch.Tensor]:
-    """The network with the first kind of images that it takes."""
+    """Return the network, and images of the first shape that it supports."""
     errors: list[Exception] = []
     for channels, side in SHAPES:
         with known(MODELS, kind), torch.random.fork_rng(devices=[]):
@@ -214,12 +216,12 @@ def _network(kind: ModelKind, norm: str = "batch") -> tuple[Network, torch.Tenso
 
 
 # -- tracker -----------------------------------------------------------------------------------------
-CONFIG = RunConfig("fedavg", "digits", "iid", "sym-1.0", "quick", 1, "cpu", TRAINING)
+CONFIG = RunConfig("fedavg", "digits", "iid", "sym-1.0", "quick", 1, "cpu", TOY_TRAINING)
 RECORD = RunRecord(
     status="running",
     config=CONFIG,
     changed={},
-    scenario=ScenarioFacts("0123456789abcdef", TRAINING.clients, 180, 0.5),
+    scenario=ScenarioFacts("0123456789abcdef", TOY_TRAINING.clients, 180, 0.5),
     provenance={"numbers": NUMBERS_VERSION},
 )
 ROWS: list[dict[str, Any]] = [
@@ -229,13 +231,13 @@ ROWS: list[dict[str, Any]] = [
 
 
 def check_tracker_sees_a_run(cls: type[Tracker]) -> None:
-    """It takes a run from its start to its end."""
+    """It shows a run from start to end."""
     with tempfile.TemporaryDirectory() as folder:
         _track(cls, Path(folder), 0)
 
 
-def check_tracker_goes_on(cls: type[Tracker]) -> None:
-    """It takes a run that was stopped and goes on."""
+def check_tracker_resumes(cls: type[Tracker]) -> None:
+    """It shows a run that was stopped and resumed."""
     with tempfile.TemporaryDirectory() as folder:
         cls().start(RECORD, Path(folder), [])
         _track(cls, Path(folder), 2)

@@ -1,4 +1,4 @@
-"""The worlds that tests, `doctor` and benchmarks run in: no files, no network, the same on every machine."""
+"""Worlds for tests, `doctor` and benchmarks: no files, no network, the same on every machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flnl_bench.scenario import Scenario, draw_scenario
 # -- the toy world: easy images, six clients, seconds per run ------------------------------------------
 CPU_ONLY = Devices(torch.device("cpu"))
 ROUNDS = 6
-TRAINING = Training(
+TOY_TRAINING = Training(
     model="tiny-cnn",
     clients=6,
     fraction=0.5,
@@ -35,7 +35,7 @@ TRAINING = Training(
 
 
 def toy_dataset(train: int = 180, test: int = 60, classes: int = 3) -> Dataset:
-    """Easy 8×8 images: a bright bar whose place is the class, with some noise."""
+    """Make easy 8×8 images: a bright bar whose position is the class, with some noise."""
     rng = np.random.default_rng(0)
 
     def images(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,14 +60,14 @@ def toy_dataset(train: int = 180, test: int = 60, classes: int = 3) -> Dataset:
 
 
 def toy_scenario(setting: str = "sym-0.5", partition: str = "iid", seed: int = 1) -> Scenario:
-    """Six clients of the toy data."""
+    """Draw a scenario of six clients of the toy data."""
     return draw_scenario(
-        toy_dataset(), partition=partition, setting=setting, clients=TRAINING.clients, seed=seed
+        toy_dataset(), partition=partition, setting=setting, clients=TOY_TRAINING.clients, seed=seed
     )
 
 
 def degenerate_scenario() -> Scenario:
-    """Clients with one sample, two samples, one class, no sample right, few of many classes."""
+    """Make clients with one sample, two samples, one class, wrong labels only, and few samples per class."""
     base = toy_scenario("clean")
     rows = np.arange(len(base.true))
     by_class = [rows[base.true == c] for c in range(3)]
@@ -78,37 +78,37 @@ def degenerate_scenario() -> Scenario:
 
 
 def toy_engine(method: Method, scenario: Scenario | None = None, **changes: Any) -> Engine:
-    """An engine of the toy world, on the CPU."""
-    training = dataclasses.replace(TRAINING, **changes)
+    """Make an engine of the toy world, on the CPU."""
+    training = dataclasses.replace(TOY_TRAINING, **changes)
     return Engine(method, toy_dataset(), scenario or toy_scenario(), training, 1, CPU_ONLY)
 
 
 def worker_of(engine: Engine) -> ClientWorker:
-    """The one worker of an engine without processes of its own."""
+    """Return the worker of an engine without worker processes."""
     assert isinstance(engine.executor, ClientWorker)
     return engine.executor
 
 
-def play(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
-    """Rounds as plain values, without times."""
+def run_rounds(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]]:
+    """Run all rounds, or up to `rounds`; return them as plain values without times."""
     rows = []
     while engine.round < (engine.rounds if rounds is None else rounds):
-        row = dataclasses.asdict(engine.play_round())
+        row = dataclasses.asdict(engine.run_round())
         del row["seconds"]
         rows.append({**row, "clients": list(row["clients"])})
     return rows
 
 
-@functools.lru_cache(maxsize=1)  # the checks of one method follow each other
+@functools.lru_cache(maxsize=1)  # the checks of a method run one after the other
 def reference(method: Method) -> tuple[list[dict[str, Any]], Engine]:
-    """The rounds of an undisturbed run and its engine at the end; not to be changed."""
+    """Return the rounds of an undisturbed run and its engine; do not change them."""
     engine = toy_engine(method)
-    return play(engine), engine
+    return run_rounds(engine), engine
 
 
-# -- worlds to measure on ----------------------------------------------------------------------------
+# -- worlds for measurements -------------------------------------------------------------------------
 SEED = 1
-SIZES = {  # clients, samples of each (0: digits) and epochs with which the rates of a model are measured
+SIZES = {  # model → clients, samples per client (0: digits) and epochs to measure its rate with
     "tiny-cnn": (10, 0, 5),
     "tiny-cnn-16": (10, 0, 5),
     "resnet8": (4, 160, 2),
@@ -118,36 +118,36 @@ SIZES = {  # clients, samples of each (0: digits) and epochs with which the rate
 
 @dataclass(frozen=True)
 class World:
-    """A data set, who holds it, and how it is trained on."""
+    """A data set, its scenario and its protocol."""
 
     dataset: Dataset
     scenario: Scenario
     training: Training
 
     def engine(self, method: Method, devices: Devices) -> Engine:
-        """A method before its first round here."""
+        """Return an engine of a method before its first round."""
         return Engine(method, self.dataset, self.scenario, self.training, SEED, devices)
 
     @property
     def channels(self) -> int:
-        """Of the images."""
+        """Return the number of channels of the images."""
         return int(self.dataset.train_x.shape[1])
 
     @property
     def images(self) -> int:
-        """Images that are trained on when every client trains once."""
+        """Return the number of training images when every client trains once."""
         return sum(self.scenario.sizes) * self.training.epochs
 
     @property
     def steps(self) -> int:
-        """Optimiser steps when every client trains once."""
+        """Return the number of optimiser steps when every client trains once."""
         return (
             sum(-(-size // self.training.batch_size) for size in self.scenario.sizes) * self.training.epochs
         )
 
 
 def random_images(count: int, channels: int, side: int, test: int = 256) -> Dataset:
-    """Noise of the shape of a real data set: the cost of a step does not depend on what images show."""
+    """Make random images of the shape of a real data set: the cost of a step does not depend on pixels."""
     rng = np.random.default_rng(SEED)
     pixels = rng.integers(0, 256, (count + test, channels, side, side), dtype=np.uint8)
     labels = rng.integers(0, 10, count + test)
@@ -165,7 +165,7 @@ def random_images(count: int, channels: int, side: int, test: int = 256) -> Data
 
 
 def make_world(dataset: Dataset, model: str, clients: int, epochs: int, **changes: Any) -> World:
-    """A federation over all images of a data set, every client taking part in every round."""
+    """Make a federation over all images of a data set; every client trains in every round."""
     training = Training(
         model=model,
         clients=clients,
@@ -176,14 +176,14 @@ def make_world(dataset: Dataset, model: str, clients: int, epochs: int, **change
         lr=0.01,
         momentum=0.5,
         weight_decay=5e-4,
-        test_samples=1,  # the loops that the engine is compared with do not test
+        test_samples=1,  # the bare loops for comparison do not test
     )
     scenario = draw_scenario(dataset, partition="iid", setting="sym-1.0", clients=clients, seed=SEED)
     return World(dataset, scenario, dataclasses.replace(training, **changes))
 
 
 def rate_world(model: str, clients: int | None = None, epochs: int | None = None) -> World:
-    """What the rates of a model are measured on: one to a few seconds of training."""
+    """Make the world in which the rates of a model are measured: a few seconds of training."""
     standard_clients, samples, standard_epochs = SIZES[model]
     clients, epochs = clients or standard_clients, epochs or standard_epochs
     dataset = random_images(samples * clients, 3, 32) if samples else load_dataset("digits")
