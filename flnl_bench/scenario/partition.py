@@ -63,7 +63,7 @@ class PartitionKind:
     split: Callable[..., Sequence[np.ndarray]]
     parameters: tuple[Parameter, ...] = ()
     least: int = 1  # smallest number of images per client
-    iid: bool = False  # whether all clients have the same distribution by construction; methods are told
+    iid: bool = False  # whether all clients have the same distribution by construction; methods know it
 
     @property
     def form(self) -> str:

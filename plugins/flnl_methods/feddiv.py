@@ -227,7 +227,7 @@ class FedDiv(Method):
 
     def update_bias(self, logits: Tensor, state: State) -> None:
         """ỹ under the old p_k; then p_k ← m·p_k + (1 − m)·mean prediction."""
-        # Cached for the next visit, as in the released code; the paper looks anew in every epoch.
+        # Cached for the next visit, as in the released code; the paper computes it again in every epoch.
         state["debiased"] = debiased(logits, state["prior"], self.debias, self.prior_floor).argmax(1)
         state["prior"] = self.momentum * state["prior"] + (1 - self.momentum) * logits.softmax(1).mean(0)
 

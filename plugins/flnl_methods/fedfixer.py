@@ -74,7 +74,7 @@ class FedFixer(Method):
         return self.confidence * linear_ramp(t, self.warmup(terms), length)
 
     def server_state(self, server: Server) -> State:
-        """Nothing; but a forget rate that is needed and missing is told before the first round."""
+        """Refuse a forget rate that is needed and missing before the first round."""
         if self.filter == "small_loss":
             check_forget_rate(self.forget_rate, server.terms, self.name)
         return {}

@@ -239,8 +239,8 @@ class FedGR(Method):
             once: Tensor = scratch["logits"][batch.index]
             return once
         with torch.no_grad():
-            anew: Tensor = scratch["teacher"](batch.views[1])
-            return anew
+            logits: Tensor = scratch["teacher"](batch.views[1])
+            return logits
 
     def anchor(self, batch: Batch, client: Client) -> Tensor:
         """f(x^w; w_g)."""

@@ -5,7 +5,7 @@ Imbalance and Label Noise Heterogeneity". IJCAI 2023. Follows the authors' code;
 what is unconfirmed: docs/methods.md.
 
 Two stages: (1) T1 rounds with logit-adjusted cross-entropy, then one split of all clients by a
-mixture over their mean losses per class, never revised; (2) clean clients go on as before, noisy ones
+mixture over their mean losses per class, never revised; (2) clean clients train as before, noisy ones
 distil from the global model, and their models count less the farther they are from clean ones.
 
 Symbols: t round, T all rounds, n_kc samples of client k with given label c, z logits, λ_t weight of

@@ -53,7 +53,7 @@ class FLCoteaching(Method):
         return forget_rate(t, tau, self.warmup(terms), self.exponent)
 
     def server_state(self, server: Server) -> State:
-        """Nothing; but a τ that is missing or too high is told before the first round."""
+        """Refuse a missing τ and warn of a too high one before the first round."""
         check_forget_rate(self.forget_rate, server.terms, self.name)
         return {}
 

@@ -141,7 +141,7 @@ class FLDivideMix(Method):
         }
 
     def mixmatch_steps(self, own: str, peer: str, w: np.ndarray, client: Client) -> list[Step]:
-        """One epoch over X beside batches of U, which start anew when they are used up."""
+        """One epoch over X together with batches of U, which start again when they are used up."""
         client.scratch["w"] = torch.from_numpy(w).float().to(client.y.device)
         clean = w > self.threshold
         labelled, unlabelled = np.flatnonzero(clean), np.flatnonzero(~clean)

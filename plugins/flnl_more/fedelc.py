@@ -4,7 +4,7 @@ Jiang, Sun, Li, Xue, Li, Wu, Xu, Wang, Liu. "Tackling Noisy Clients in Federated
 Label Correction". CIKM 2024. Ancestor: Yi, Wu. "Probabilistic End-to-end Noise Correction for Learning
 with Noisy Labels" (PENCIL). CVPR 2019.
 
-Stage 1 and the detection are FedNoRo's. Then clean clients go on as before; on noisy ones label logits
+Stage 1 and the detection are FedNoRo's. Then clean clients train as before; on noisy ones label logits
 are moved by gradient descent together with the network, and averaged with its predictions at the end of a
 visit. Only that average can change which class is the largest: descent alone leaves 5/6 of the mass on
 the given label (10 classes).

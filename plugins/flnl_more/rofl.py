@@ -85,7 +85,7 @@ class RoFL(Method):
 
     # -- on the server -----------------------------------------------------------------------------
     def server_state(self, server: Server) -> State:
-        """No centroids yet; a τ that is negative or too high is told."""
+        """No centroids yet; a negative τ is refused, a too high one is a warning."""
         check_forget_rate(self.final(server.terms), server.terms, self.name)
         return {"centroids": None}
 
