@@ -83,19 +83,8 @@ def build_worker(
 ) -> ClientWorker:
     """Build a worker on a device, and set up torch in this process for it.
 
-    Args:
-        device: where the worker computes.
-        images: of all clients.
-        method: what is trained.
-        terms: what clients know about the run.
-        model: the initial model on the CPU; it is copied.
-        training: the protocol.
-        seed: of all random streams.
-        rows: of each client among the images of "train".
-        given: labels of each client; true labels are not given to workers.
-        augmentation: of the data set.
-        mean: of the data set's channels.
-        std: of the data set's channels.
+    Every process builds its own from the same parts: the model is on the CPU and is copied, `rows` and
+    `given` are the image rows and given labels of each client. True labels are not among the parts.
     """
     configure_torch(device, training.precision)
     federated = FederatedImages(

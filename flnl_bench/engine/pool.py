@@ -44,14 +44,7 @@ class ProcessPool:
     """An executor of several processes; each has a client worker and answers one call at a time."""
 
     def __init__(self, method: Method, build: BuildWorker, images: Images, devices: Devices) -> None:
-        """Start the workers and wait until they are ready.
-
-        Args:
-            method: what is trained.
-            build: makes a worker from a device and the images; it is pickled.
-            images: of all clients.
-            devices: where the server and the workers compute.
-        """
+        """Start the workers and wait until they are ready; each unpickles and calls `build`."""
         self.device, self.method = devices.server, method.name
         self._workers: list[BaseProcess] = []
         self._idle: list[Connection] = []
