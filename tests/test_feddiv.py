@@ -80,7 +80,8 @@ def toy_client(round):
 def test_a_client_that_does_not_train_still_counts_with_all_its_samples():
     clients = [(100, [0.0, 0.0]), (300, [1.0, 2.0])]
     updates = [Update(k, n, {"w": torch.tensor(w)}, {}) for k, (n, w) in enumerate(clients)]
-    assert FedDiv().aggregate(None, updates)["w"].tolist() == [0.75, 1.5]
+    server = SimpleNamespace(weights={"w": torch.zeros(2)})
+    assert FedDiv().aggregate(server, updates)["w"].tolist() == [0.75, 1.5]
 
 
 def test_where_all_clients_skip_the_global_model_stays():

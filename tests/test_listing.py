@@ -93,7 +93,7 @@ def test_show_prints_the_error_of_a_failed_run_and_where_the_traceback_is(folder
     (run,) = asked(folder, "--status", "failed")
     out = flnl("show", run["run_dir"]).out
     assert "error      ZeroDivisionError: by zero" in out
-    assert f"the whole is in `traceback` of {run['run_dir']}/run.json" in out
+    assert f"all of them are in `traceback` of {run['run_dir']}/run.json" in out
     assert 'File "mine.py", line 7, in loss' in out
 
 

@@ -25,8 +25,8 @@ def world():
 def test_every_loop_takes_the_same_steps(world, make):
     loop, steps = make(world), []
     with pytest.MonkeyPatch.context() as patch:
-        backward = torch.Tensor.backward
-        patch.setattr(torch.Tensor, "backward", lambda loss: steps.append(1) or backward(loss))
+        backward = torch.autograd.backward  # which Tensor.backward calls, too
+        patch.setattr(torch.autograd, "backward", lambda *a, **k: steps.append(1) or backward(*a, **k))
         loop.run_round()
     assert len(steps) == world.steps == 4
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -35,10 +35,12 @@ from flnl_bench.cli.console import (
 from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugins
 from flnl_bench.cli.outcome import print_paths
 from flnl_bench.escaping import terminal
-from flnl_bench.suite.api import SuiteCallback, SuiteResult, run_suite
-from flnl_bench.suite.grid import PlannedRun
-from flnl_bench.suite.progress import Progress, SuiteProgress, suite_object, total_fedavg_samples
 from flnl_bench.suite.suite_file import GRID_AXES
+
+if TYPE_CHECKING:
+    from flnl_bench.suite.api import SuiteCallback, SuiteResult
+    from flnl_bench.suite.grid import PlannedRun
+    from flnl_bench.suite.progress import Progress, SuiteProgress
 
 WORKERS = "Workers"
 STATUS_STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
@@ -80,8 +82,12 @@ def suite_command(
     with following() as follow, contextlib.redirect_stdout(sys.stderr):
         use_plugins(plugin)
         warn_plugins()
+        from flnl_bench.suite.api import run_suite
+
         result = run_suite(file, **arguments, progress=follow, loading=reporting())
     if as_json:
+        from flnl_bench.suite.progress import suite_object
+
         seconds: dict[str, Any] = {"seconds": result.seconds}
         if dry_run:
             seconds = {"estimate": result.left and dataclasses.asdict(result.left)}
@@ -218,6 +224,8 @@ def print_plan(result: SuiteResult) -> None:
 
 
 def _plan_row(label: str, progress: SuiteProgress, plans: list[PlannedRun]) -> list[str]:
+    from flnl_bench.suite.progress import SuiteProgress, total_fedavg_samples
+
     part = SuiteProgress({planned: progress.runs[planned] for planned in plans})
     samples = total_fedavg_samples(part.having("waiting", "running"))
     return [
