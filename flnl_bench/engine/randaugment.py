@@ -77,7 +77,7 @@ def _apply_round(images: Tensor, values: Tensor, bounds: list[int], colour: bool
 
 
 def parameters(operation: np.ndarray, magnitude: np.ndarray, size: int) -> np.ndarray:
-    """What the operations read on the device: six float32 values for each draw."""
+    """The arguments of the operations on the device: six float32 values for each draw."""
     values = np.zeros((*operation.shape, 6))
     values[..., 0] = magnitude
     values[..., 1] = 1.0 - magnitude

@@ -82,7 +82,7 @@ def chosen(records: Sequence[RunRecord], only: Mapping[str, Names]) -> list[RunR
             if spelling not in recorded:
                 raise unknown(name, str(value), map(str, recorded), "the results")
         left = [record for record in left if getattr(record.config, name) in spellings]
-    if not left:
+    if not left and filters:
         raise BadInput(f"no run has this {' and this '.join(filters)}")
     return left
 
@@ -106,7 +106,7 @@ def _full_name(name: str, value: str) -> str:
 # -- protocols ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Protocol:
-    """What the runs of one table share: a data set, a partition and everything that changes the protocol."""
+    """The values that the runs of one table share: data set, partition and the whole protocol."""
 
     record: RunRecord  # one of the runs
     world: int = 0  # above 0: scenarios that differ from those of the tables before

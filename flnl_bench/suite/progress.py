@@ -27,7 +27,7 @@ PROBE_BATCH = 32
 
 
 class Progress(NamedTuple):
-    """One run at one moment: its status in the suite, and what its folder holds."""
+    """One run at one moment: its status in the suite, and the content of its folder."""
 
     status: str  # one of SUITE_STATUSES
     record: RunRecord | None = None

@@ -1,4 +1,4 @@
-"""The method example: what it changes about FedAvg."""
+"""The method example, as changes of FedAvg."""
 
 import torch.nn.functional as F
 from torch import Tensor
