@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
 from flnl_bench.scenario import PARTITIONS, effective_holders, parse_partition
 from flnl_bench.scenario.partition import example
-from flnl_bench.scenario.splits import _take
+from flnl_bench.scenario.splits import _holders, _take
 
 EXAMPLES = [example(kind) for kind in PARTITIONS.values()]
 NAMES = [*EXAMPLES, "dir-0.1", "dir-5.0", "fedcorr-0.3-1", "shard-1", "shard-5", "quantity-10.0"]
@@ -122,6 +124,17 @@ def test_fedcorr_clients_hold_a_class_with_the_given_probability():
     parts = split("fedcorr-0.7-10", labels, 100)
     held = np.mean([len(np.unique(labels[rows])) / 10 for rows in parts])
     assert held == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_fedcorr_client_without_a_class_draws_its_whole_row_again():
+    classes, clients, chance = 10, 4000, 0.1
+    number = _holders(classes, clients, chance, stream(1, "test")).sum(axis=0)
+    assert number.min() == 1
+    # Binomial(10, 0.1) given that it is not zero.
+    chances = [math.comb(classes, n) * chance**n * (1 - chance) ** (classes - n) for n in range(3)]
+    for n in (1, 2):
+        expected = chances[n] / (1 - chances[0])  # 0.595 and 0.297
+        assert np.mean(number == n) == pytest.approx(expected, abs=0.03)
 
 
 def test_hsu_gives_every_client_the_same_number_of_images():

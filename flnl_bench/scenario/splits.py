@@ -133,10 +133,13 @@ def fedcorr(
 
 
 def _holders(classes: int, clients: int, chance: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw which client holds which class, bool [C, K]; every client and every class has at least one."""
+    """Draw which client holds which class, bool [C, K]; every client and every class has at least one.
+
+    A client without a class draws all its classes again, as in the authors' code.
+    """
     holds = rng.random((classes, clients)) < chance
-    for client in np.flatnonzero(~holds.any(axis=0)):
-        holds[rng.integers(classes), client] = True
+    while (without := ~holds.any(axis=0)).any():
+        holds[:, without] = rng.random((classes, without.sum())) < chance
     for label in np.flatnonzero(~holds.any(axis=1)):
         holds[label, rng.integers(clients)] = True
     return holds
