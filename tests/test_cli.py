@@ -205,13 +205,25 @@ def test_an_exported_scenario_runs_like_the_generated_one(tmp_path):
 
 def test_scenario_show_prints_every_client():
     shown = flnl("scenario", "show", "--setting", "mixed-0.5", "--clients", 100)
-    lines = shown.out.splitlines()
-    assert len(lines) == 104  # a title, a header, the clients, the whole, the fingerprint
+    lines = shown.out.splitlines()[:104]  # a title, a header, the clients, the whole, the fingerprint
     assert lines[-3].split()[0] == "99"
     assert lines[-2].startswith("100 clients (50 noisy), 1437 images")
     assert lines[-1].startswith("fingerprint ")
     twenty = flnl("scenario", "show", "--setting", "clean", "--clients", 20, "--json")
     assert len(twenty.json["per_client"]) == 20
+
+
+def test_scenario_show_prints_the_spread_of_every_class():
+    options = ["scenario", "show", "--setting", "clean", "--partition", "dir-0.3"]
+    told = flnl(*options, "--json").json
+    assert told["sampled"] == 10  # of 35 clients, as in the preset
+    rows = told["per_class"]
+    assert [row["class"] for row in rows] == [*range(10)]
+    assert sum(row["images"] for row in rows) == told["images"] == 1437
+    assert rows[9]["effective_holders"] == pytest.approx(5.5, abs=0.1)
+    lines = flnl(*options).out.splitlines()
+    nine = next(line.split() for line in reversed(lines) if line.split()[0] == "9")
+    assert nine[:4] == ["9", str(rows[9]["images"]), str(rows[9]["holders"]), "5.5"]
 
 
 # -- list and show -----------------------------------------------------------------------------------

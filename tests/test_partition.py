@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,11 +9,13 @@ from hypothesis import strategies as st
 
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
-from flnl_bench.scenario import PARTITIONS, parse_partition
+from flnl_bench.scenario import PARTITIONS, effective_holders, parse_partition
 from flnl_bench.scenario.partition import example
+from flnl_bench.scenario.splits import _holders, _take
 
 EXAMPLES = [example(kind) for kind in PARTITIONS.values()]
 NAMES = [*EXAMPLES, "dir-0.1", "dir-5.0", "fedcorr-0.3-1", "shard-1", "shard-5", "quantity-10.0"]
+NAMES += ["dir-0.3,order=drawn", "hsu-0.001", "hsu-0.1", "hsu-100.0"]
 
 
 def balanced(total: int, classes: int = 10) -> np.ndarray:
@@ -122,6 +126,74 @@ def test_fedcorr_clients_hold_a_class_with_the_given_probability():
     assert held == pytest.approx(0.7, abs=0.05)
 
 
+def test_a_fedcorr_client_without_a_class_draws_its_whole_row_again():
+    classes, clients, chance = 10, 4000, 0.1
+    number = _holders(classes, clients, chance, stream(1, "test")).sum(axis=0)
+    assert number.min() == 1
+    # Binomial(10, 0.1) given that it is not zero.
+    chances = [math.comb(classes, n) * chance**n * (1 - chance) ** (classes - n) for n in range(3)]
+    for n in (1, 2):
+        expected = chances[n] / (1 - chances[0])  # 0.595 and 0.297
+        assert np.mean(number == n) == pytest.approx(expected, abs=0.03)
+
+
+def test_hsu_gives_every_client_the_same_number_of_images():
+    assert {len(rows) for rows in split("hsu-0.3", balanced(1437), 35)} == {41, 42}
+
+
+def test_a_large_alpha_gives_every_hsu_client_the_class_mix_of_the_data():
+    labels = np.repeat([0, 1, 3], [600, 300, 100])  # class 2 has no images
+    for rows in split("hsu-1000000", labels, 10):
+        assert np.bincount(labels[rows], minlength=4) == pytest.approx([60, 30, 0, 10], abs=20)
+
+
+def test_the_first_hsu_client_has_the_variance_of_the_dirichlet_multinomial():
+    alpha, classes, images, clients = 0.5, 4, 50, 80
+    labels = balanced(clients * images, classes)
+    shares = []
+    for seed in range(400):
+        first = stream(seed, "test").permutation(clients)[0]  # before it no class can be used up
+        rows = split(f"hsu-{alpha}", labels, clients, seed)[first]
+        shares.append(np.bincount(labels[rows], minlength=classes) / images)
+    sum_of_alphas = alpha * classes
+    variance = 0.25 * 0.75 / images * (images + sum_of_alphas) / (1 + sum_of_alphas)  # 0.065
+    assert np.var(shares) == pytest.approx(variance, rel=0.15)
+
+
+def test_draws_of_a_class_without_images_go_to_the_other_classes_in_proportion():
+    left, shares = np.array([5, 1000, 1000]), np.array([0.5, 0.1, 0.4])
+    taken = np.array([_take(105, shares, left, stream(seed, "test")) for seed in range(300)])
+    assert set(taken.sum(axis=1)) == {105}
+    assert set(taken[:, 0]) == {5}
+    assert taken.mean(axis=0) == pytest.approx([5, 20, 80], abs=0.8)  # standard error 0.23
+
+
+def test_shares_that_are_zero_where_images_are_left_deal_what_is_left():
+    taken = _take(6, np.array([1.0, 0.0, 0.0]), np.array([2, 4, 0]), stream(1, "test"))
+    assert taken.tolist() == [2, 4, 0]
+
+
+def first_minus_last(name: str) -> np.ndarray:
+    """The effective holders of class 0 without those of class 9, for 200 seeds."""
+    labels = balanced(1400)
+    spreads = []
+    for seed in range(200):
+        counts = np.stack([np.bincount(labels[rows], minlength=10) for rows in split(name, labels, 35, seed)])
+        spreads.append(effective_holders(counts))
+    return np.array(spreads)[:, 0] - np.array(spreads)[:, -1]
+
+
+@pytest.mark.parametrize("name", ["hsu-0.3", "dir-0.3,order=drawn"])
+def test_first_and_last_class_are_spread_alike(name):
+    difference = first_minus_last(name)
+    assert abs(difference.mean()) < 2.5 * difference.std(ddof=1) / np.sqrt(200)
+
+
+def test_dir_squeezes_the_last_class_onto_fewer_clients_than_the_first():
+    difference = first_minus_last("dir-0.3")
+    assert difference.mean() > 10 * difference.std(ddof=1) / np.sqrt(200)
+
+
 def test_quantity_skew_changes_sizes_and_keeps_the_class_mix():
     labels = balanced(20_000)
     parts = split("quantity-0.3", labels, 10)
@@ -146,6 +218,8 @@ def test_a_seed_gives_its_own_partition_and_always_the_same(name):
         ("dir-.30", "dir-0.3"),
         ("fedcorr-0.70-10.0", "fedcorr-0.7-10"),
         ("shard-02", "shard-2"),
+        ("dir-.3,order=drawn", "dir-0.3,order=drawn"),
+        ("dir-0.3,order=label", "dir-0.3"),
     ],
 )
 def test_a_partition_has_one_name(name, canonical):
@@ -154,10 +228,10 @@ def test_a_partition_has_one_name(name, canonical):
 
 
 def test_every_kind_has_an_example_that_is_written_in_its_form():
-    assert EXAMPLES == ["iid", "dir-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3"]
+    assert EXAMPLES == ["iid", "dir-0.3", "hsu-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3"]
     forms = [kind.form for kind in PARTITIONS.values()]
-    assert forms == ["iid", "dir-ALPHA", "fedcorr-P-ALPHA", "shard-S", "quantity-ALPHA"]
-    assert [parse_partition(name).iid for name in EXAMPLES] == [True, False, False, False, False]
+    assert forms == ["iid", "dir-ALPHA", "hsu-ALPHA", "fedcorr-P-ALPHA", "shard-S", "quantity-ALPHA"]
+    assert [parse_partition(name).iid for name in EXAMPLES] == [True, False, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +250,9 @@ def test_every_kind_has_an_example_that_is_written_in_its_form():
         ("fedcorr-2-10", "P must be a number from 0.001 to 1, not '2'"),
         ("fedcorr-0.7", "α must be a number from 0.001 to 1,000,000, not ''"),
         ("quantity-0", "not '0'"),
+        ("dir-0.3,order=last", "order must be label or drawn, not 'last'"),
+        ("dir-0.3,ordr=drawn", "did you mean 'order'?"),
+        ("iid,order=drawn", "iid has no options"),
     ],
 )
 def test_a_bad_partition_gives_one_line_that_says_what_is_allowed(name, says):

@@ -8,7 +8,7 @@ from pictured_runs import BELIEFS, GIVEN, TRUE, transitions, without, write_curv
 import flnl_bench as fb
 from flnl_bench import plots
 from flnl_bench.plots.judgements import mixture_of
-from flnl_bench.scenario import save_scenario
+from flnl_bench.scenario import effective_holders, save_scenario
 
 
 def bubbles(collection) -> dict[tuple[int, int], float]:
@@ -31,6 +31,26 @@ def test_the_area_of_a_bubble_is_the_number_of_images_before_and_after_the_noise
     ):
         there = {(k, c): pytest.approx(unit * n) for (k, c), n in np.ndenumerate(expected) if n}
         assert bubbles(drawn) == there
+
+
+def right_labels(axis):
+    (right,) = axis.child_axes
+    return [text.get_text() for text in right.get_yticklabels()]
+
+
+def test_the_spread_of_each_class_is_written_on_the_right_of_the_first_panel(tmp_path):
+    write_curve(tmp_path, [1])  # all three clients take part in each round
+    before, after = plots.partition(tmp_path).axes
+    holders = effective_holders(transitions().sum(2))
+    assert right_labels(before) == [f"{number:.1f} (0%)" for number in holders]
+    assert not after.child_axes
+
+
+def test_several_scenarios_without_wrong_labels_have_one_panel_each_and_no_chance():
+    scenarios = [fb.make_scenario(partition=name, setting="clean") for name in ("dir-0.3", "hsu-0.3")]
+    axes = plots.partition(scenarios).axes
+    assert [axis.get_title() for axis in axes] == ["dir-0.3", "hsu-0.3"]
+    assert right_labels(axes[0])[9] == "5.5"
 
 
 def test_a_federation_that_many_methods_trained_on_is_drawn_once(tmp_path):

@@ -67,17 +67,21 @@ def _settings() -> _Rows:
     """Forms of settings: the label noise."""
     from flnl_bench.scenario import NOISES
 
-    return [
-        {**_row(kind.form, kind.about, plugin), "options": [option.about for option in kind.options]}
-        for kind, plugin in _entries(NOISES)
-    ]
+    return _with_options(NOISES)
 
 
 def _partitions() -> _Rows:
     """Forms of partitions: who holds which images."""
     from flnl_bench.scenario import PARTITIONS
 
-    return [_row(kind.form, kind.about, plugin) for kind, plugin in _entries(PARTITIONS)]
+    return _with_options(PARTITIONS)
+
+
+def _with_options(kinds: Any) -> _Rows:
+    return [
+        {**_row(kind.form, kind.about, plugin), "options": [option.about for option in kind.options]}
+        for kind, plugin in _entries(kinds)
+    ]
 
 
 def _models() -> _Rows:

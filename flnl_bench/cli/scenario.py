@@ -34,14 +34,21 @@ def show_scenario(
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print a table of the clients: size, classes, noise type, nominal and realised noise ratio."""
+    """Print the clients (size, classes, noise, nominal and realised ratio) and the spread of each class."""
     scenario = _scenario(dict(locals()), file)
-    from flnl_bench.scenario import client_table, scenario_summary
+    from flnl_bench.config import sampled_clients
+    from flnl_bench.running.presets import load_preset
+    from flnl_bench.scenario import class_table, client_table, scenario_summary
 
+    fraction = load_preset(preset).training(scenario.dataset).fraction
+    sampled = sampled_clients(fraction, len(scenario.clients))
+    per_class = class_table(scenario, sampled)
     if as_json:
-        print_json({**scenario_summary(scenario), "per_client": client_table(scenario)})
+        tables = {"per_client": client_table(scenario), "sampled": sampled, "per_class": per_class}
+        print_json({**scenario_summary(scenario), **tables})
     else:
         print_scenario(scenario)
+        print_classes(per_class, sampled)
 
 
 @scenario_commands.command()
@@ -112,6 +119,23 @@ def print_scenario(scenario: Scenario) -> None:
         f"({sizes} each), {_ratio(about['realised'])} wrong labels{is_open}"
     )
     console.print(f"fingerprint {about['fingerprint']}")
+
+
+def print_classes(per_class: list[dict[str, Any]], sampled: int) -> None:
+    """The spread of each class over the clients."""
+    from flnl_bench.scenario.class_spread import SCARCE, SIMULATED_ROUNDS
+
+    names = ("class", "images", "holders", "effective", "scarce")
+    rows = table(*names, right=names)
+    for row in per_class:
+        counts = [str(row[name]) for name in ("class", "images", "holders")]
+        rows.add_row(*counts, f"{row['effective_holders']:.1f}", _ratio(row["scarce"]))
+    stdout().print(rows)
+    say(
+        f"effective: 1/Σ share² over the holders of a class; scarce: chance that it has less than "
+        f"{SCARCE:.0%} of a round's images, with {sampled} clients per round ({SIMULATED_ROUNDS:,} "
+        f"simulated rounds)"
+    )
 
 
 def _ratio(value: float | None) -> str:

@@ -15,7 +15,8 @@ from flnl_bench.leaderboards.comparability import setting_key
 from flnl_bench.plots.source import Filters, beliefs_of, runs_of
 from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, label_text, legend, titles_of
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
-from flnl_bench.scenario import Scenario
+from flnl_bench.scenario import Scenario, effective_holders, scarce_chance
+from flnl_bench.scenario.class_spread import SCARCE
 
 if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
@@ -34,13 +35,16 @@ class DrawnFederation:
     given: Counts  # [K, C], images by given label
     kinds: Sequence[str]
     transitions: Counts | None  # [K, C, C], or [K, C + 1, C] with open-set images; None: truth unknown
+    sampled: int | None = None  # clients per round; None: unknown
 
 
 @in_style
 def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
     """Draw bubbles, client × class, before and after the noise; the area is the number of images.
 
-    After the noise, the inner bubble is the number of images with a wrong label.
+    After the noise, the inner bubble is the number of images with a wrong label. On the right of the first
+    panel of a federation: the effective holders of each class, 1/Σ_k share_k², and for runs, whose clients
+    per round are known, the chance that the class has less than 2 % of a round's images (simulated).
 
     Args:
         source: a scenario or its file, or runs: results, a frame, a run, a folder, or several of these.
@@ -49,13 +53,14 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
     pictured = federations(source, filters)
     clients, classes = (max(federation.given.shape[i] for federation in pictured) for i in (0, 1))
     size = (min(WIDEST_PANEL, 1.2 + BUBBLE * clients), min(HIGHEST_PANEL, 0.9 + BUBBLE * classes))
-    views = [(federation.parts, *view) for federation in pictured for view in _views(federation)]
+    views = [(federation, *view) for federation in pictured for view in _views(federation)]
     columns = 2 if len(views) > 1 and size[0] < 5 else 1
     figure, axes = canvas(len(views), columns=columns, size=size)
-    common, titles = titles_of([(*parts, when) for parts, when, _, _ in views])
+    common, titles = titles_of([(*federation.parts, when) for federation, when, _, _ in views])
     largest = max(counts.max() for _, _, counts, _ in views)
     area = (72 * min((size[0] - 1.0) / clients, (size[1] - 0.7) / classes)) ** 2 / largest
-    for axis, (_, _, counts, wrong), title in zip(axes, views, titles, strict=True):
+    labelled: list[DrawnFederation] = []
+    for axis, (federation, _, counts, wrong), title in zip(axes, views, titles, strict=True):
         _bubbles(axis, counts, area, CLEAN, "images of the class")
         if wrong is not None:
             _bubbles(axis, wrong, area, WRONG, "of them wrongly labelled")
@@ -63,6 +68,9 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
         axis.set(xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
         if classes <= 2 * NUMBERED:
             axis.set_yticks(range(classes))
+            if federation not in labelled:
+                _write_holders(axis, counts, federation.sampled)
+                labelled.append(federation)
     head(figure, common)
     drawn = {artist.get_label(): artist for axis in axes for artist in axis.collections}
     _size_key(figure, drawn, largest, area)
@@ -76,12 +84,23 @@ def _views(federation: DrawnFederation) -> list[tuple[str, Counts, Counts | None
         return [("given labels", given, None)]
     classes = given.shape[1]
     wrong = given - np.einsum("kcc->kc", transitions[:, :classes])
+    if not wrong.any():
+        return [("no wrong labels", given, None)]
     # Open-set images, in the row behind the classes, have the label of the image that they replaced.
     before = transitions[:, :classes].sum(2) + transitions[:, classes:].sum(1)
-    return [
-        ("before the noise", before, None),
-        ("after the noise", given, wrong if wrong.any() else None),
-    ]
+    return [("before the noise", before, None), ("after the noise", given, wrong)]
+
+
+def _write_holders(axis: Any, counts: Counts, sampled: int | None) -> None:
+    """Write the spread of each class on the right of a panel."""
+    texts, name = [f"{holders:.1f}" for holders in effective_holders(counts)], "effective holders"
+    if sampled is not None:
+        chances = scarce_chance(counts, sampled)
+        texts = [f"{text} ({chance:.0%})" for text, chance in zip(texts, chances, strict=True)]
+        name += f"\n(chance of < {SCARCE:.0%} of a round)"
+    right = axis.secondary_yaxis("right")
+    right.set_yticks(range(len(texts)), texts)
+    right.set_ylabel(name)
 
 
 def _bubbles(axis: Any, counts: Counts, area: float, colour: str, name: str) -> None:
@@ -162,15 +181,17 @@ def federations(source: Any, filters: Any) -> list[DrawnFederation]:
     """Return each federation of a source once, however many methods were run on it."""
     from flnl_bench.scenario import load_scenario
 
-    if isinstance(source, Sequence) and not isinstance(source, str):
-        source = source[0] if len(source) == 1 else source
-    if isinstance(source, str | os.PathLike) and Path(source).suffix == ".npz":
-        source = load_scenario(Path(source))
-    if isinstance(source, Scenario):
-        return [_of_scenario(source)]
+    several = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    if several and all(isinstance(part, Scenario) or _is_scenario_file(part) for part in several):
+        scenarios = [part if isinstance(part, Scenario) else load_scenario(Path(part)) for part in several]
+        return [_of_scenario(scenario) for scenario in scenarios]
     by_place_reversed = sorted(runs_of(source, filters), key=lambda r: (*_place(r), r.folder), reverse=True)
     records = {record.scenario.fingerprint: record for record in by_place_reversed}
     return [_of_run(record) for record in sorted(records.values(), key=_place)]
+
+
+def _is_scenario_file(source: Any) -> bool:
+    return isinstance(source, str | os.PathLike) and Path(source).suffix == ".npz"
 
 
 def _place(record: RunRecord) -> tuple[Any, ...]:
@@ -187,14 +208,15 @@ def _of_scenario(scenario: Scenario) -> DrawnFederation:
 
 
 def _of_run(record: RunRecord) -> DrawnFederation:
-    config = record.config
+    config, sampled = record.config, record.config.training.sampled_clients
     parts = (config.dataset, config.partition, config.setting, f"seed {config.seed}")
     if known := beliefs_of(record, "transitions", "noise_kind"):
         counts = known["transitions"]
-        return DrawnFederation(parts, counts.sum(1), [str(kind) for kind in known["noise_kind"]], counts)
+        kinds = [str(kind) for kind in known["noise_kind"]]
+        return DrawnFederation(parts, counts.sum(1), kinds, counts, sampled)
     seen = beliefs_of(record, "client", "given", "noise_kind")  # without the truth: clients that took part
     if seen is None:
         raise BadInput(f"{record.folder} has no {BELIEFS_FILE}, which holds the labels of its clients")
     given = np.zeros((len(seen["noise_kind"]), int(seen["given"].max()) + 1), dtype=int)
     np.add.at(given, (seen["client"], seen["given"]), 1)
-    return DrawnFederation(parts, given, [str(kind) for kind in seen["noise_kind"]], None)
+    return DrawnFederation(parts, given, [str(kind) for kind in seen["noise_kind"]], None, sampled)

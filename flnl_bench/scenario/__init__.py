@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from flnl_bench.scenario.class_spread import class_table, effective_holders, scarce_chance
 from flnl_bench.scenario.noise import NOISES, parse_setting
+from flnl_bench.scenario.options import Option
 from flnl_bench.scenario.partition import PARTITIONS, Parameter, Partition, PartitionKind, parse_partition
 from flnl_bench.scenario.scenario import (
     Scenario,
@@ -13,7 +15,7 @@ from flnl_bench.scenario.scenario import (
     stage,
 )
 from flnl_bench.scenario.scenario_file import check_dataset, load_scenario, save_scenario
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, Setting
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Setting
 
 __all__ = [
     "NOISES",
@@ -27,13 +29,16 @@ __all__ = [
     "Scenario",
     "Setting",
     "check_dataset",
+    "class_table",
     "client_table",
     "draw_scenario",
     "dress",
+    "effective_holders",
     "load_scenario",
     "parse_partition",
     "parse_setting",
     "save_scenario",
+    "scarce_chance",
     "scenario_summary",
     "stage",
 ]

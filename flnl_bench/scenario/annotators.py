@@ -10,15 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.setting import (
-    NoiseKind,
-    NoisyClient,
-    Option,
-    draw_classes,
-    file,
-    mean_over_range,
-    one_of,
-)
+from flnl_bench.scenario.options import Option, file, one_of
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, draw_classes, mean_over_range
 from flnl_bench.scenario.transitions import errors_only, read_matrix
 
 LABELS_PER_SAMPLE = 3

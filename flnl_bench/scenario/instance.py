@@ -11,16 +11,8 @@ from statistics import NormalDist
 import numpy as np
 
 from flnl_bench.random_streams import stream
-from flnl_bench.scenario.setting import (
-    NoiseKind,
-    NoisyClient,
-    Option,
-    draw_classes,
-    mean_over_range,
-    number,
-    one_of,
-    softmax,
-)
+from flnl_bench.scenario.options import Option, number, one_of
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, draw_classes, mean_over_range, softmax
 
 SPREAD = 0.1  # standard deviation of the samples' flip rates around ρ
 _NORMAL = NormalDist()

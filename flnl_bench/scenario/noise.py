@@ -16,8 +16,9 @@ from flnl_bench.registry import Registry, call, check_entry
 from flnl_bench.scenario.annotators import ANNOTATORS
 from flnl_bench.scenario.instance import INSTANCE
 from flnl_bench.scenario.open_set import OPEN_SET, deal_pool
+from flnl_bench.scenario.options import parse_options
 from flnl_bench.scenario.pmd import MARGIN
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Setting, parse_options, rounded_down
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Setting, rounded_down
 from flnl_bench.scenario.transitions import MATRIX, PAIR
 
 
@@ -56,7 +57,7 @@ def parse_setting(name: str) -> Setting:
     if rest is not None and (kind.options or kind.ratios):
         rest, *texts = rest.split(",")
     setting = (kind.parse or (share_and_range if kind.ratios else all_clients))(kind, rest)
-    setting = replace(setting, options=parse_options(kind, name, texts))
+    setting = replace(setting, options=parse_options(f"setting {name!r}", kind.name, kind.options, texts))
     kind.option_values(setting)  # raises an error for a missing option
     return setting
 

@@ -13,7 +13,8 @@ import numpy as np
 from flnl_bench.data import dataset_name
 from flnl_bench.data.dataset import Dataset, Pool
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.scenario.setting import Load, NoiseKind, NoisyClient, Option, Setting, number, rounded_down
+from flnl_bench.scenario.options import Option, number
+from flnl_bench.scenario.setting import Load, NoiseKind, NoisyClient, Setting, rounded_down
 
 HELD_OUT = "classes:"  # begins a pool of held-out classes
 COMPARED_IMAGES = 16  # first images by which the pool is recognised as the data set itself

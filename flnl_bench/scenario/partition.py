@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from flnl_bench.errors import BadInput, expect, unknown
 from flnl_bench.registry import Registry, call, check_entry
+from flnl_bench.scenario.options import Option, as_text, one_of, parse_options
+from flnl_bench.scenario.splits import dirichlet, fedcorr, hsu, iid, quantity, shards
 
 
 # -- kinds and parameters ----------------------------------------------------------------------------
@@ -54,8 +58,9 @@ class Parameter:
 class PartitionKind:
     """An entry of the table of partitions: the form of its name, and the function that splits the rows.
 
-    A partition is written NAME-A-B with its parameters. `split(labels, clients, rng, least, *parameters)`
-    returns the rows of each client: every row exactly once, and at least `least` rows per client.
+    A partition is written NAME-A-B[,OPTION=VALUE…] with its parameters. `split(labels, clients, rng, least,
+    *parameters, **options)` returns the rows of each client: every row exactly once, and at least `least`
+    rows per client. It gets only options that differ from their defaults.
     """
 
     name: str  # words joined by dashes
@@ -64,6 +69,7 @@ class PartitionKind:
     parameters: tuple[Parameter, ...] = ()
     least: int = 1  # smallest number of images per client
     iid: bool = False  # whether all clients have the same distribution by construction; methods know it
+    options: tuple[Option, ...] = ()
 
     @property
     def form(self) -> str:
@@ -82,12 +88,14 @@ class Partition:
 
     kind: PartitionKind
     values: tuple[float, ...] = ()  # the values of the parameters
+    options: tuple[tuple[str, Any], ...] = ()  # options that differ from their defaults
 
     @property
     def name(self) -> str:
         """The canonical name of this partition."""
         pairs = zip(self.kind.parameters, self.values, strict=True)
-        return "-".join([self.kind.name, *(parameter.write(value) for parameter, value in pairs)])
+        name = "-".join([self.kind.name, *(parameter.write(value) for parameter, value in pairs)])
+        return ",".join([name, *(f"{key}={as_text(value)}" for key, value in self.options)])
 
     @property
     def iid(self) -> bool:
@@ -107,7 +115,8 @@ class Partition:
         """
         least = self.check(len(labels), clients, min_size)
         who = f"partition {self.name!r}"
-        parts = list(call(who, self.kind.split, labels, clients, rng, least, *self.values))
+        split = partial(self.kind.split, **dict(self.options))
+        parts = list(call(who, split, labels, clients, rng, least, *self.values))
         expect(len(parts) == clients, who, f"split must give the rows of {clients} clients", f"{len(parts)}")
         held = np.sort(np.concatenate(parts))
         once = np.array_equal(held, np.arange(len(labels)))
@@ -128,18 +137,20 @@ class Partition:
 
 def parse_partition(name: str) -> Partition:
     """Return the partition of this name, or raise an error that says what is wrong with the name."""
-    match = PARTITIONS.match(name)
+    form, *texts = name.split(",")
+    match = PARTITIONS.match(form)
     if match is None:
         raise unknown("partition", name, (example(kind) for kind in PARTITIONS.complete().values()))
     kind, rest = match
+    options = parse_options(f"partition {name!r}", kind.name, kind.options, texts)
     if not kind.parameters:
         if rest is not None:
             raise BadInput(f"partition {name!r}: {kind.name} takes no number")
-        return Partition(kind)
-    texts = (rest or "").split("-", len(kind.parameters) - 1)
-    texts += [""] * (len(kind.parameters) - len(texts))
-    pairs = zip(kind.parameters, texts, strict=True)
-    return Partition(kind, tuple(parameter.parse(name, text) for parameter, text in pairs))
+        return Partition(kind, options=options)
+    numbers = (rest or "").split("-", len(kind.parameters) - 1)
+    numbers += [""] * (len(kind.parameters) - len(numbers))
+    pairs = zip(kind.parameters, numbers, strict=True)
+    return Partition(kind, tuple(parameter.parse(name, text) for parameter, text in pairs), options)
 
 
 def example(kind: PartitionKind) -> str:
@@ -147,140 +158,7 @@ def example(kind: PartitionKind) -> str:
     return Partition(kind, tuple(parameter.example for parameter in kind.parameters)).name
 
 
-# -- the built-in kinds ------------------------------------------------------------------------------
-TRIES = 1000
-DRAWS_AT_ONCE = 20
-
-
-def iid(labels: np.ndarray, clients: int, rng: np.random.Generator, least: int) -> list[np.ndarray]:
-    """Shuffle the rows and cut them into parts whose sizes differ by at most one."""
-    return np.array_split(rng.permutation(len(labels)), clients)
-
-
-def dirichlet(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, alpha: float
-) -> list[np.ndarray]:
-    """Spread each class by Dirichlet shares over clients that are not full (NIID-Bench, Li et al. 2022)."""
-    sizes_of_class = np.bincount(labels)
-    for _ in range(TRIES // DRAWS_AT_ONCE):
-        counts = _dirichlet_counts(sizes_of_class, clients, alpha, rng)
-        enough = np.flatnonzero(counts.sum(axis=1).min(axis=1) >= max(least, 1))
-        if len(enough):
-            return _deal(labels, counts[enough[0]], rng)
-    raise BadInput(
-        f"partition dir-{alpha:g}: in {TRIES} draws with α = {alpha:g}, K = {clients} clients and "
-        f"N = {len(labels)} images, some client always got fewer than {least}; "
-        f"take a larger α or fewer clients"
-    )
-
-
-def _dirichlet_counts(
-    sizes_of_class: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Draw how many images of each class each client gets, `DRAWS_AT_ONCE` times: int64 [B, C, K].
-
-    A draw that gives a whole class to clients that are full cannot be used: its counts are 0.
-    """
-    classes, total = len(sizes_of_class), sizes_of_class.sum()
-    shares = rng.dirichlet(np.full(clients, alpha), (DRAWS_AT_ONCE, classes))  # [B, C, K]
-    counts = np.zeros((DRAWS_AT_ONCE, classes, clients), np.int64)
-    held = np.zeros((DRAWS_AT_ONCE, clients), np.int64)
-    usable = np.ones(DRAWS_AT_ONCE, bool)
-    for label, size in enumerate(sizes_of_class):
-        is_open = held < total / clients
-        share = shares[:, label] * is_open
-        usable &= share.sum(axis=1) > 0
-        counts[:, label] = _rounded(np.where(usable[:, None], share, 1.0), int(size))
-        held += counts[:, label]
-    return counts * usable[:, None, None]
-
-
-def _rounded(share: np.ndarray, size: int) -> np.ndarray:
-    """Return whole counts along the last axis, in proportion to `share`, whose sum is `size`."""
-    ends = np.cumsum(share, axis=-1)
-    ends = np.floor(ends / ends[..., -1:] * size + 1e-9).astype(np.int64)
-    return np.diff(ends, prepend=0, axis=-1)
-
-
-def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal random rows of each class to the clients by `counts` [C, K]."""
-    owner = np.empty(len(labels), np.int64)
-    for label, shares in enumerate(counts):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        owner[rows] = np.repeat(np.arange(len(shares)), shares)
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
-
-
-def fedcorr(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, chance: float, alpha: float
-) -> list[np.ndarray]:
-    """Draw the holders of each class, and split it by Dirichlet shares (FedCorr, Xu et al. 2022)."""
-    present, sizes_of_class = np.unique(labels, return_counts=True)
-    for _ in range(TRIES):
-        counts = np.zeros((int(present[-1]) + 1, clients), np.int64)
-        holds = _holders(len(present), clients, chance, rng)
-        for label, size, holders in zip(present, sizes_of_class, holds, strict=True):
-            counts[label, holders] = rng.multinomial(size, rng.dirichlet(np.full(holders.sum(), alpha)))
-        if counts.sum(axis=0).min() >= 1:
-            return _deal(labels, counts, rng)
-    raise BadInput(
-        f"partition fedcorr-{chance:g}-{alpha:g}: in {TRIES} draws with K = {clients} clients and "
-        f"N = {len(labels)} images, some client always got none; take larger numbers or fewer clients"
-    )
-
-
-def _holders(classes: int, clients: int, chance: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw which client holds which class, bool [C, K]; every client and every class has at least one."""
-    holds = rng.random((classes, clients)) < chance
-    for client in np.flatnonzero(~holds.any(axis=0)):
-        holds[rng.integers(classes), client] = True
-    for label in np.flatnonzero(~holds.any(axis=1)):
-        holds[label, rng.integers(clients)] = True
-    return holds
-
-
-def shards(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, each: int
-) -> list[np.ndarray]:
-    """Give each client `each` classes; the numbers of holders of two classes differ by at most one."""
-    present = np.unique(labels)
-    if each > len(present) or clients * each < len(present):
-        raise BadInput(
-            f"partition shard-{each}: {clients} clients with {each} classes each cannot hold exactly the "
-            f"{len(present)} classes; S must be from {-(-len(present) // clients)} to {len(present)}"
-        )
-    holds = np.zeros((int(present[-1]) + 1, clients), bool)
-    held = np.zeros(len(present), np.int64)
-    for client in range(clients):
-        by_holders = np.lexsort((rng.random(len(present)), held))  # ties at random
-        mine = by_holders[:each]
-        held[mine] += 1
-        holds[present[mine], client] = True
-    counts = np.zeros(holds.shape, np.int64)
-    for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
-        holders = rng.permutation(np.flatnonzero(holds[label]))
-        if len(holders) > size:
-            raise BadInput(
-                f"partition shard-{each}: class {label} has {size} images for {len(holders)} of the "
-                f"{clients} clients; take fewer clients or a smaller S"
-            )
-        counts[label, holders] = _rounded(np.ones(len(holders)), int(size))
-    return _deal(labels, counts, rng)
-
-
-def quantity(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, least: int, alpha: float
-) -> list[np.ndarray]:
-    """Give each client `least` images, and the other images by Dirichlet shares.
-
-    To draw again until the smallest client is large enough, as `dir` does, would never end: with 100 clients
-    and α = 0.3, one draw in 10^12 is accepted.
-    """
-    total = len(labels)
-    sizes = least + _rounded(rng.dirichlet(np.full(clients, alpha)), total - clients * least)
-    return np.split(rng.permutation(total), np.cumsum(sizes)[:-1])
-
-
+# -- the table ---------------------------------------------------------------------------------------
 def check_partition(entry: object) -> None:
     """Raise an error for an entry without a usable name or a function `split`."""
     check_entry(PartitionKind, entry, numbers=False)
@@ -292,6 +170,12 @@ def check_partition(entry: object) -> None:
 ALPHA = Parameter(
     "ALPHA", 0.001, 1e6, example=0.3, symbol="α"
 )  # the range in which the draws of NumPy are accurate
+ORDER = Option(
+    "order",
+    "label: class 0 is dealt first, as in NIID-Bench; drawn: the classes in random order",
+    one_of("label", "drawn"),
+    "label",
+)
 PARTITIONS: Registry[PartitionKind] = Registry(
     "partition",
     "flnl_register_partitions",
@@ -299,8 +183,14 @@ PARTITIONS: Registry[PartitionKind] = Registry(
     (
         PartitionKind("iid", "shuffled and split evenly", iid, iid=True),
         PartitionKind(
-            "dir", "each class split over the clients by Dirichlet(ALPHA)", dirichlet, (ALPHA,), least=10
+            "dir",
+            "each class split over the clients by Dirichlet(ALPHA), class by class",
+            dirichlet,
+            (ALPHA,),
+            least=10,
+            options=(ORDER,),
         ),
+        PartitionKind("hsu", "equal sizes, class shares of each client by Dirichlet(ALPHA)", hsu, (ALPHA,)),
         PartitionKind(
             "fedcorr",
             "a client holds a class with probability P; its holders split it by Dirichlet(ALPHA)",

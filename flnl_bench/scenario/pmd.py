@@ -13,7 +13,8 @@ import numpy as np
 
 from flnl_bench.data.dataset import Dataset
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Option, file, one_of, softmax
+from flnl_bench.scenario.options import Option, file, one_of
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, softmax
 
 CERTAINTY = 0.8  # mean of the highest built-in score of each sample
 SCORE_SUM_TOLERANCE = 1e-3  # largest difference between the sum of a row of scores and one

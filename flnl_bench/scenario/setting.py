@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,77 +11,15 @@ from typing import Any
 import numpy as np
 
 from flnl_bench.data.dataset import Dataset
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.errors import BadInput
 from flnl_bench.input_files import read_array
 from flnl_bench.random_streams import stream
+from flnl_bench.scenario.options import Option, as_text
 
 ROUNDING_GUARD = 1e-9  # 0.29 · 100 is 28.999… in floating point
 Load = Callable[[str], Dataset]  # loads another data set by its name
 
 
-# -- options -----------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Option:
-    """An option of a kind of noise, such as `step` in pair-0.6,step=-1."""
-
-    name: str
-    help: str  # the allowed values and their meaning
-    parse: Callable[[str], Any]  # from text; a ValueError says what is allowed
-    default: Any = None
-    required: bool = False
-
-    @property
-    def about(self) -> str:
-        """The option with its default, for lists."""
-        value = "…" if self.default is None else _as_text(self.default)
-        return f"{self.name}={value}: {self.help}" + (" (must be given)" if self.required else "")
-
-
-def number(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Return a parser of numbers from `low` to `high`."""
-
-    def parse(text: str) -> float:
-        allowed = f"a number of {low:g} or more" if high == math.inf else f"a number from {low:g} to {high:g}"
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or value == math.inf:
-            raise ValueError(allowed)
-        return value
-
-    return parse
-
-
-def one_of(*values: Any) -> Callable[[str], Any]:
-    """Return a parser of one of several values."""
-    texts = {_as_text(value): value for value in values}
-
-    def parse(text: str) -> Any:
-        if text not in texts:
-            raise ValueError(" or ".join(texts))
-        return texts[text]
-
-    return parse
-
-
-def file(text: str) -> str:
-    """Return the absolute path of a file, its only name; the file is read when labels are drawn."""
-    if not text:
-        raise ValueError("the path of a file")
-    return os.path.abspath(Path(text).expanduser())
-
-
-def _as_text(value: Any) -> str:
-    """Return the canonical text of a number, a truth value, a name or several of them."""
-    if isinstance(value, tuple):
-        return "+".join(map(_as_text, value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return np.format_float_positional(value, trim="0") if isinstance(value, float) else str(value)
-
-
-# -- kinds, clients, settings ------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NoiseKind:
     """An entry of the table of noises: the form of its settings, and the labels of one noisy client.
@@ -189,39 +126,16 @@ class Setting:
         """The canonical name of this setting."""
         name = f"{self.kind.name}-{self.rest}" if self.rest else self.kind.name
         if self.kind.ratios is not None:
-            name = f"{name}-{_as_text(self.phi)}"
+            name = f"{name}-{as_text(self.phi)}"
             if not (math.isnan(self.low) or (self.low, self.high) == self.kind.ratios):
-                name = f"{name}:{_as_text(self.low)}-{_as_text(self.high)}"
-        return ",".join([name, *(f"{key}={_as_text(value)}" for key, value in self.options)])
+                name = f"{name}:{as_text(self.low)}-{as_text(self.high)}"
+        return ",".join([name, *(f"{key}={as_text(value)}" for key, value in self.options)])
 
     @property
     def expected_ratio(self) -> float:
         """The nominal share of wrong labels over all clients; NaN if it depends on the data."""
         expected = self.kind.expected
         return expected(self) if expected else self.phi * (self.low + self.high) / 2
-
-
-def parse_options(kind: NoiseKind, name: str, texts: list[str]) -> tuple[tuple[str, Any], ...]:
-    """Parse the options of a setting; the values are in the order of the kind's options, without defaults."""
-    known = {option.name: option for option in kind.options}
-    if texts and not known:
-        raise BadInput(f"setting {name!r}: {kind.name} has no options")
-    values: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not equals:
-            raise BadInput(f"setting {name!r}: options are written KEY=VALUE, not {text!r}")
-        if key not in known:
-            raise unknown("option", key, known, f"setting {name!r}")
-        if key in values:
-            raise BadInput(f"setting {name!r}: {key} is given twice")
-        try:
-            values[key] = known[key].parse(value)
-        except BadInput as error:
-            raise BadInput(f"setting {name!r}: {key}: {error}") from None
-        except ValueError as error:
-            raise BadInput(f"setting {name!r}: {key} must be {error}, not {value!r}") from None
-    return tuple((key, values[key]) for key in known if key in values and values[key] != known[key].default)
 
 
 def rounded_down(value: float) -> int:

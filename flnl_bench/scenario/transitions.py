@@ -7,16 +7,8 @@ import math
 import numpy as np
 
 from flnl_bench.errors import BadInput
-from flnl_bench.scenario.setting import (
-    NoiseKind,
-    NoisyClient,
-    Option,
-    draw_classes,
-    file,
-    number,
-    one_of,
-    rounded_down,
-)
+from flnl_bench.scenario.options import Option, file, number, one_of
+from flnl_bench.scenario.setting import NoiseKind, NoisyClient, draw_classes, rounded_down
 
 ROW_SUM_TOLERANCE = 1e-6  # largest difference between the sum of a row and one
 
