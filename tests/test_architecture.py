@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.structure import defined_twice
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "flnl_bench"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -187,6 +189,10 @@ def test_what_answers_at_once_imports_nothing_heavy(module):
             todo += [name.rpartition(".")[0]] if "." in name else []  # its package runs first
     heavy = {name.split(".")[0] for name in seen} & HEAVY
     assert not heavy
+
+
+def test_a_public_name_has_one_meaning():
+    assert defined_twice() == {}
 
 
 def test_the_picture_of_the_documentation_is_that_of_the_imports():

@@ -172,13 +172,13 @@ def test_a_run_records_the_changed_hyper_parameters(tmp_path):
 
 
 # -- files that cannot be imported -------------------------------------------------------------------
-def with_factor(file, name, factor):
-    """Multiply one number of the summary of the only run of an archive."""
+def with_summary(file, change):
+    """Change the summary of the only run of an archive."""
     with zipfile.ZipFile(file) as archive:
         members = {member: archive.read(member) for member in archive.namelist()}
     (path,) = (path for path in members if path.endswith("run.json"))
     record = json.loads(members[path])
-    record["summary"][name] *= factor
+    change(record["summary"])
     with zipfile.ZipFile(file, "w") as archive:
         for member, data in {**members, path: json.dumps(record).encode()}.items():
             archive.writestr(member, data)
@@ -189,10 +189,20 @@ def with_factor(file, name, factor):
 def test_a_summary_may_differ_from_its_rounds_only_in_the_last_digits(name, difference, code, tmp_path):
     write_run(tmp_path / "theirs", accuracy=41.7, all_rounds=True)
     file = export(tmp_path / "theirs", tmp_path / "one.zip")
-    with_factor(file, name, 1 + difference)
+    with_summary(file, lambda summary: summary.update({name: summary[name] * (1 + difference)}))
     done = flnl("results", "import", file, "--out", tmp_path / "mine")
     assert done.code == code
     assert any(f"summary.{name} is " in line for line in done.errors) == (code == 2)
+
+
+@pytest.mark.parametrize("name", ["samples", "mixtures", "searches"])
+def test_a_summary_whose_counts_differ_from_its_rounds_is_refused(name, tmp_path):
+    write_run(tmp_path / "theirs", all_rounds=True)
+    file = export(tmp_path / "theirs", tmp_path / "one.zip")
+    with_summary(file, lambda summary: summary["counts"].update({name: summary["counts"][name] + 1}))
+    done = flnl("results", "import", file, "--out", tmp_path / "mine")
+    assert done.code == 2
+    assert "summary.counts differs from the sum of its rounds" in done.errors[-1]
 
 
 def test_a_missing_file_is_named(tmp_path):
