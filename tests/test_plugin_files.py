@@ -179,7 +179,21 @@ def test_an_edited_file_is_other_code_also_for_a_run_that_goes_on(tmp_path, writ
     assert before["code"]["method"] != record["provenance"]["code"]["method"]
 
 
-def test_an_edited_network_is_told_to_the_runs_that_use_it_alone(tmp_path, write):
+def test_a_file_that_is_edited_after_it_was_loaded_is_recorded_as_it_was_loaded(tmp_path, write):
+    plugin = write()
+    fb.load_plugin(plugin)
+    cls = default_methods().method_class("mine")
+    write(METHOD.format(scale=2.0))  # before its first run
+    assert provenance.method_digest(cls) != digest_of_a_fresh_load(plugin)
+
+
+def digest_of_a_fresh_load(plugin):
+    """The digest of the code of the file as it is now."""
+    fb.load_plugin(plugin)
+    return provenance.method_digest(default_methods().method_class("mine"))
+
+
+def test_an_edited_network_is_reported_to_the_runs_that_use_it_alone(tmp_path, write):
     plain = tiny(tmp_path / "runs", "--plugin", write(OTHERS), "--json")
     flat = [*plain, "--model", "flat"]
     assert code_of(flnl(*flat)).keys() == {"method", "model"}

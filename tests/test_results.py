@@ -195,6 +195,14 @@ def test_a_summary_may_differ_from_its_rounds_only_in_the_last_digits(name, diff
     assert any(f"summary.{name} is " in line for line in done.errors) == (code == 2)
 
 
+def test_a_run_with_unreadable_beliefs_is_left_out_of_an_export(theirs, tmp_path):
+    (broken, _) = sorted(path.parent for path in theirs.rglob("run.json"))
+    (broken / "beliefs.npz").write_bytes(b"torn")
+    done = flnl("results", "export", theirs, "-o", tmp_path / "one.zip", "--json")
+    assert done.json["runs"] == 1
+    assert any(str(broken) in line and "beliefs.npz is not a readable" in line for line in done.errors)
+
+
 @pytest.mark.parametrize("name", ["samples", "mixtures", "searches"])
 def test_a_summary_whose_counts_differ_from_its_rounds_is_refused(name, tmp_path):
     write_run(tmp_path / "theirs", all_rounds=True)

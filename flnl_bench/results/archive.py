@@ -89,6 +89,9 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
                 _check_version(record)
                 rows = read_rounds(run)
                 summary = record.confirmed(rows)
+                if beliefs := (run / BELIEFS_FILE).read_bytes() if (run / BELIEFS_FILE).exists() else b"":
+                    clients = record.config.training.clients
+                    check_beliefs_file(run / BELIEFS_FILE, beliefs, record.scenario.samples, clients)
             except ValueError as error:
                 exported.left_out[run] = str(error)
                 continue
@@ -98,8 +101,8 @@ def _write(path: Path, records: Iterable[RunRecord], exported: Exported) -> None
             written[place] = run
             _add(archive, place / RUN_FILE, dataclasses.replace(record, summary=summary).text())
             _add(archive, place / ROUNDS_FILE, rounds_text(rows))
-            if (run / BELIEFS_FILE).exists():
-                _add(archive, place / BELIEFS_FILE, (run / BELIEFS_FILE).read_bytes())
+            if beliefs:
+                _add(archive, place / BELIEFS_FILE, beliefs)
             exported.runs += 1
         about = {"format": ARCHIVE_FORMAT, "version": ARCHIVE_VERSION, "runs": exported.runs}
         about["flnl_bench"] = flnl_bench.__version__

@@ -124,10 +124,17 @@ def _digest(modules: Iterable[tuple[Path, str]]) -> str | None:
     try:
         for file, module in modules:
             _collect(file, module, files)
-        contents = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
+        contents = [_content(file) for file in files]
     except (OSError, ImportError, SyntaxError):
         return None
     return hashlib.blake2b(b"".join(contents), digest_size=8).hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    """Return the content of a file; of a plugin file its digest when it was loaded: it may be edited since."""
+    if file in plugin_files.files_in_use() and (digest := plugin_files.loaded_digest(file)):
+        return digest.encode()
+    return file.read_bytes().replace(b"\r\n", b"\n")
 
 
 def _collect(file: Path, module: str, files: dict[Path, None]) -> None:

@@ -183,6 +183,7 @@ class Runner:
             if len(folder.read_rounds()) != len(rounds):
                 raise FilesLost(folder.rounds_file)
         except Busy:
+            tracking.end("interrupted", {})
             raise  # the files belong to another process now
         except (KeyboardInterrupt, SystemExit, Exception) as error:
             # A callback that fails and files that disappear are not faults of the method.
