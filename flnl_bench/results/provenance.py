@@ -131,7 +131,7 @@ def _digest(modules: Iterable[tuple[Path, str]]) -> str | None:
 
 
 def _content(file: Path) -> bytes:
-    """Return the content of a file; of a plugin file its digest when it was loaded, as it may have changed."""
+    """Return the content of a file, or the digest that a plugin file had when it was loaded."""
     if file in plugin_files.files_in_use() and (digest := plugin_files.loaded_digest(file)):
         return digest.encode()
     return file.read_bytes().replace(b"\r\n", b"\n")
