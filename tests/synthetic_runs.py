@@ -34,6 +34,7 @@ def write_run(
     scenario=None,
     numbers=NUMBERS_VERSION,
     status="done",
+    started="2026-01-01T00:00:00+00:00",
     ended="2026-01-01T00:01:00+00:00",
     all_rounds=False,
     changed=(),
@@ -64,7 +65,7 @@ def write_run(
         label=label,
         scenario=ScenarioFacts(fingerprint or drawn, protocol.clients, 1437, 0.7),
         provenance={**provenance(numbers), "code": code or {}},
-        started="2026-01-01T00:00:00+00:00",
+        started=started,
         summary=summarise(rows) if status == "done" else None,
         ended=ended if status == "done" else None,
     )

@@ -215,11 +215,11 @@ def test_scenario_show_prints_every_client():
 
 def test_scenario_show_prints_the_spread_of_every_class():
     options = ["scenario", "show", "--setting", "clean", "--partition", "dir-0.3"]
-    told = flnl(*options, "--json").json
-    assert told["sampled"] == 10  # of 35 clients, as in the preset
-    rows = told["per_class"]
+    shown = flnl(*options, "--json").json
+    assert shown["sampled"] == 10  # of 35 clients, as in the preset
+    rows = shown["per_class"]
     assert [row["class"] for row in rows] == [*range(10)]
-    assert sum(row["images"] for row in rows) == told["images"] == 1437
+    assert sum(row["images"] for row in rows) == shown["images"] == 1437
     assert rows[9]["effective_holders"] == pytest.approx(5.5, abs=0.1)
     lines = flnl(*options).out.splitlines()
     nine = next(line.split() for line in reversed(lines) if line.split()[0] == "9")
@@ -283,7 +283,7 @@ def test_version():
     assert flnl("--version").out == f"flnl-bench {flnl_bench.__version__}\n"
 
 
-def test_names_are_told_without_heavy_imports():
+def test_names_are_listed_without_heavy_imports():
     code = """
 import contextlib, sys
 from flnl_bench.cli import main

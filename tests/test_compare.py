@@ -20,18 +20,18 @@ def runs(tmp_path):
 
 def test_only_values_that_differ_are_listed(runs):
     a, b = runs
-    told = flnl("compare", a[1], b[1], "--json").json
-    assert told["differences"].keys() == {"method", "hyperparameters.mu", "hyperparameters.view"}
-    assert told["differences"]["method"] == {"a": "fedavg", "b": "fedprox"}
-    assert told["differences"]["hyperparameters.mu"]["a"] is None
+    shown = flnl("compare", a[1], b[1], "--json").json
+    assert shown["differences"].keys() == {"method", "hyperparameters.mu", "hyperparameters.view"}
+    assert shown["differences"]["method"] == {"a": "fedavg", "b": "fedprox"}
+    assert shown["differences"]["hyperparameters.mu"]["a"] is None
 
 
 def test_results_are_those_of_the_runs_with_their_difference(runs):
     a, b = runs
-    told = flnl("compare", a[1], b[1], "--json").json
-    assert told["results"]["last10"] == {"a": 20.5, "b": 25.5, "difference": 5.0}
-    assert told["results"]["bytes_up"] == {"a": 200, "b": 200, "difference": 0}
-    assert told["curves"] == {"a": [1, 40.0], "b": [1, 50.0]}
+    shown = flnl("compare", a[1], b[1], "--json").json
+    assert shown["results"]["last10"] == {"a": 20.5, "b": 25.5, "difference": 5.0}
+    assert shown["results"]["bytes_up"] == {"a": 200, "b": 200, "difference": 0}
+    assert shown["curves"] == {"a": [1, 40.0], "b": [1, 50.0]}
 
 
 def test_pairs_are_over_the_seeds_that_both_have(runs, tmp_path):

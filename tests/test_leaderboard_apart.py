@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
@@ -112,6 +113,20 @@ def test_the_generated_scenario_is_the_table_s_and_others_follow(tmp_path):
     tables, _ = board(tmp_path)
     assert [labels(table) for table in tables] == [["fedavg"], ["fedprox", "fedgr"]]
     assert [table["scenarios"]["sym-1.0"]["1"] for table in tables] == ["a" * 16, "b" * 16]
+
+
+def test_runs_on_old_and_on_new_data_are_never_in_one_row(tmp_path):
+    for day, data in enumerate(("old", "new"), 1):
+        for seed in (1, 13, 42):
+            # The order of the fingerprints is another one for each seed.
+            name = hashlib.blake2b(f"{data} {seed}".encode(), digest_size=8).hexdigest()
+            facts = {"fingerprint": name, "started": f"2026-01-0{day}T00:00:00+00:00"}
+            for method in ("fedavg", "fedgr"):
+                write_run(tmp_path / data, method, seed=seed, accuracy=10.0 * day, **facts)
+    first, second = leaderboard(tmp_path).tables
+    for table, accuracy in ((first, 10.0), (second, 20.0)):
+        assert {row.cells["sym-1.0"].mean for row in table.rows} == {accuracy}
+        assert all(row.cells["sym-1.0"].count == 3 for row in table.rows)
 
 
 def test_another_seed_from_a_file_does_not_join_the_generated_ones(tmp_path):

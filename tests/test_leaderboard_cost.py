@@ -9,6 +9,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
+from flnl_bench.leaderboards.pandas_api import leaderboard
 from flnl_bench.leaderboards.paper import kendall, spearman
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import summarise
@@ -48,6 +49,14 @@ def test_costs_are_for_a_client_a_sample_or_a_round(costly):
     assert "a client sends 2 numbers for each of its samples" in ours["leaves"]
     assert idle["forward"] == idle["backward"] == ""  # no sample was trained on
     assert float(idle["sent_per_sample"]) == 0
+
+
+def test_a_method_that_trains_nobody_has_no_cost_per_client(tmp_path):
+    counted_run(tmp_path, "fedavg", {"samples": 0, "mixtures": 0, "searches": 0, "sent": {}})
+    document = json.loads(leaderboard(tmp_path).to_json())
+    ((row,),) = (table["rows"] for table in document["tables"])
+    names = ("megabytes_down", "forward", "seconds")
+    assert [row["cost"][name] for name in names] == [None, None, 0.25]
 
 
 def test_the_cost_table_has_the_papers_formulas_when_asked(costly):

@@ -19,6 +19,7 @@ import flnl_bench as fb
 from flnl_bench import cli
 from flnl_bench.config import TRAINING_FIELDS
 from flnl_bench.methods import default_methods
+from flnl_bench.results.run_record import read_record
 from flnl_bench.running.options import OPTION_NAMES
 
 SMALL = {"rounds": 3, "clients": 4, "epochs": 1, "samples": 200, "fraction": 0.5}  # as TINY
@@ -187,6 +188,19 @@ def test_an_interrupted_run_resumes(finished, tmp_path):
     result = fb.run("fedgr", "sym-1.0", out=tmp_path, **SMALL)
     assert result.resumed == 1
     assert rounds_of(result.folder) == rounds_of(finished.folder)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("kind", [SystemExit, ZeroDivisionError])
+def test_an_error_of_the_callback_is_not_the_methods(kind, resumed, tmp_path):
+    def fail(row):
+        raise kind
+
+    for _ in range(1 + resumed):  # the second call replays the first round to the callback
+        with pytest.raises(kind):
+            fb.run("fedavg", "sym-1.0", out=tmp_path, progress=fail, **SMALL)
+    (record,) = (read_record(path.parent) for path in tmp_path.rglob("run.json"))
+    assert record.status == "interrupted"
 
 
 def test_the_command_and_the_function_take_the_same_options():

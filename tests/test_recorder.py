@@ -241,6 +241,12 @@ def test_lines_that_are_not_rounds_are_refused(tmp_path, line):
     assert read_last_round(folder.path) is None
 
 
+def test_the_last_round_may_be_a_line_of_any_length(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.rewrite_rounds([{**row, "clients": list(range(30_000))} for row in rounds(1.0, 2.0)])
+    assert read_last_round(folder.path)["round"] == 1
+
+
 def test_the_last_round_is_that_of_the_last_whole_line(tmp_path):
     folder = RunFolder(tmp_path)
     assert read_last_round(folder.path) is None

@@ -153,12 +153,13 @@ class Runner:
         if self.options.save_model or (folder.path / WEIGHT_FILES["best"]).exists():
             keeper = Keeper(folder.path, self.config, self.dataset, rounds, self.warn)
         tracking = Tracking(self.options.tracker, self.warn)
-        in_callback = True
+        in_callback = False
         try:
+            tracking.start(record, rounds)
+            in_callback = True
             for row in rounds:
                 progress(copy.deepcopy(row))  # a caller may keep it, and change it
             in_callback = False
-            tracking.start(record, rounds)
             while engine.round < engine.rounds:
                 if interrupted():
                     raise KeyboardInterrupt

@@ -40,7 +40,7 @@ class Scenario:
     nominal: np.ndarray  # float64 [K], ρ_k; NaN for natural noise
     dataset_digest: str
     truth_known: bool = True  # False: `true` is a copy of `given`, and measures of errors have no meaning
-    announced: float | None = None  # share of wrong labels that methods are told, if the data decide it
+    announced: float | None = None  # share of wrong labels that methods know, if the data decide it
     replaced: np.ndarray | None = None  # int64 [N], the image of the pool that replaces each row's; -1: none
     pool_digest: str | None = None  # of the data set that the pool comes from
 
@@ -67,7 +67,7 @@ class Scenario:
 
     @property
     def expected_noise(self) -> float:
-        """The share of wrong labels that methods are told; NaN for natural noise."""
+        """The share of wrong labels that methods know; NaN for natural noise."""
         return parse_setting(self.setting).expected_ratio if self.announced is None else self.announced
 
     @cached_property

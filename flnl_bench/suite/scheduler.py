@@ -153,6 +153,8 @@ def clear(plans: Sequence[PlannedRun]) -> None:
 
 def _after(report: WorkerReport, progress: Progress, losses: int) -> Progress:
     """Return the progress of a run whose worker has ended."""
+    if progress.status == "done":  # also if the worker was lost afterwards
+        return progress
     if report.status == "failed":
         return progress._replace(status="failed", error=report.error or "unknown error")
     if report.status == "lost" and losses >= LOSSES:
