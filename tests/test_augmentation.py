@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import functional as reference
 
@@ -257,7 +258,21 @@ def test_cutout_is_a_grey_square_of_at_most_half_the_side(kind, grey):
     down, right = hole.any(2), hole.any(1)
     assert torch.equal(hole, down.unsqueeze(2) & right.unsqueeze(1))
     assert down.sum(1).max() == right.sum(1).max() == augmentation.size // 2
-    assert down.sum(1).min() == 0
+    assert down.sum(1).min() == right.sum(1).min() == 1
+
+
+def test_cutout_covers_what_fixmatch_covers():
+    """The square is moved inside at the top and left, and cut at the bottom and right."""
+    views = Views(COLOUR, [0.5] * 3, [0.25] * 3, "cpu")
+    shares = np.random.default_rng(5).random((10_000, 3))
+    ours = views._cut_out(torch.zeros(len(shares), 3, 32, 32, dtype=torch.uint8), shares).amax(1) > 0
+    assert ours.float().mean().item() == pytest.approx(0.0834, abs=0.002)
+    for hole, (down, right, share) in zip(ours[:200], shares, strict=False):
+        side = share * 16
+        x, y = (int(max(0, centre * 32 - side / 2)) for centre in (right, down))
+        picture = Image.new("L", (32, 32))
+        ImageDraw.Draw(picture).rectangle((x, y, min(32, x + side), min(32, y + side)), 255)
+        assert np.array_equal(hole.numpy(), np.asarray(picture) > 0)
 
 
 @pytest.mark.parametrize(("kind", "same"), [("colour", "strong"), ("digits", "weak")])

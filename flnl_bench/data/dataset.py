@@ -56,7 +56,7 @@ class Augmentation:
     resized_crop: bool = False  # strong view: random resized crop instead of the padded crop
     colour: bool = True  # False: colour operations are the identity (one-channel images)
     operations: int = 3  # strong view: RandAugment operations per image
-    cutout: float = 0.5  # strong view: largest side of the grey square, as a share of the image side
+    cutout: float = 0.5  # strong view: largest side of the grey square, as a share of the image side; 0: none
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,7 +135,9 @@ class Views:
             self._resize(images, draw) if self.augmentation.resized_crop else self._crop(images, draw, True)
         )
         images = rand_augment(images, draw.operation, draw.magnitude, self.augmentation.colour)
-        return self._normalise(self._cut_out(images, draw.cutout).float())
+        if self.augmentation.cutout:
+            images = self._cut_out(images, draw.cutout)
+        return self._normalise(images.float())
 
     def _normalise(self, images: Tensor) -> Tensor:
         # The same images in double precision, where a user compares codes with torch's default at float64.
@@ -183,11 +185,14 @@ class Views:
         return scaled.round_().to(torch.uint8)
 
     def _cut_out(self, images: Tensor, cutout: np.ndarray) -> Tensor:
-        """Cover a square, cut at the border, by grey."""
+        """Cover a square, cut at the right and lower border, by grey, as FixMatch's code does."""
         size = self.augmentation.size
-        side = (cutout[:, 2] * (int(size * self.augmentation.cutout) + 1)).astype(np.int64)[:, None]
-        first = (cutout[:, :2] * size).astype(np.int64).T[:, :, None] - side // 2  # [2, B, 1]
-        inside = (np.arange(size) >= first) & (np.arange(size) < first + side)
+        side = cutout[:, 2] * size * self.augmentation.cutout  # v
+        # Moved, not cut, at the upper and left border; the last pixel of PIL's rectangles is covered, too.
+        first = np.maximum(0, cutout[:, :2].T * size - side / 2).astype(np.int64)  # [2, B]
+        last = (first + side).astype(np.int64)
+        pixels = np.arange(size)
+        inside = (pixels >= first[:, :, None]) & (pixels <= last[:, :, None])  # [2, B, S]
         down, right = to_device(inside.astype(np.uint8) * np.uint8(255), self.device)
         hole = down[:, None, :, None] & right[:, None, None, :]  # [B, 1, S, S]
         # Bits instead of a broadcast boolean mask, which is ten times slower on a CPU.
