@@ -14,7 +14,7 @@ from command_line import flnl
 from flnl_methods.fedprox import FedProx
 from synthetic_runs import write_run
 
-from benchmarks import fedgr_tables, pages
+from benchmarks import pages
 from flnl_bench.cli.outcome import as_object
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.results import archive
@@ -312,6 +312,8 @@ def cache(tmp_path_factory):
 
 def test_the_published_runs_are_complete_and_have_the_digest_of_their_code(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    if not archive.archives():
+        pytest.skip("no runs are published")
     runs = load_results(archive.published_folder()).runs
     assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= set(runs.method)
     assert all(runs["code.method"].str.fullmatch("[0-9a-f]{16}"))
@@ -319,14 +321,9 @@ def test_the_published_runs_are_complete_and_have_the_digest_of_their_code(cache
 
 def test_every_archive_ships_in_the_wheel():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    shipped = build["targets"]["wheel"]["force-include"]
+    shipped = build["targets"]["wheel"].get("force-include", {})
     archives = [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "results").glob("*.zip"))]
     assert shipped == {name: f"flnl_bench/published/{Path(name).name}" for name in archives}
-
-
-def rows_of(text):
-    """The rows of tables in Markdown."""
-    return [line for line in text.splitlines() if line.startswith("| ")]
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
@@ -342,11 +339,3 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, cache, tmp_path,
     text = page.read_text()
     assert pages.filled(text, run) == text
     assert len(asked) == text.count("flnl-bench leaderboard --with-published --") == text.count(pages.END)
-
-
-def test_the_tables_of_fedgr_are_what_their_script_prints(cache, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    fedgr_tables.main()
-    printed = rows_of(capsys.readouterr().out)
-    assert len(printed) > 10
-    assert [row for row in rows_of((ROOT / "docs/fedgr.md").read_text()) if row in printed] == printed
