@@ -1,11 +1,8 @@
 """Suite files for the tests, and the runs that they ask for."""
 
-from pathlib import Path
-
 from flnl_bench.suite.grid import make_grid
 from flnl_bench.suite.suite_file import read_suite
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "suites"
 GOOD = 'methods = ["fedavg"]\nsettings = ["clean"]\n'
 TINY = "[training]\nsamples = 200\nclients = 4\nfraction = 0.5\nrounds = 2\nepochs = 1\n"
 

@@ -350,7 +350,7 @@ def test_seeds_are_a_list_and_not_given_twice():
     ("call", "told"),
     [
         (lambda: fb.load_results(3), "folder is 3, but must be the path of a results folder"),
-        (lambda: fb.run_suite(3), "suite is 3, but must be a file or a dictionary"),
+        (lambda: fb.run_suite(3), "suite is 3, but must be a name, a file or a dictionary"),
         (lambda: fb.load_model("nowhere"), "there is no folder nowhere"),
     ],
 )

@@ -1,6 +1,7 @@
 """`list runs`, and what `show` prints about failed runs and sieves."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from synthetic_runs import write_run
 
 from flnl_bench.leaderboards.metrics import class_recall
 from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.suite.suite_file import read_suite
 
 
 @pytest.fixture
@@ -125,3 +127,9 @@ def test_the_own_hyperparameters_of_a_variant_are_listed():
     assert row["variants"]["fedgr/released"]["release"] == "b"
     text = " ".join(flnl("list", "methods").out.split())
     assert "fedgr/released --set: release=b, batch_weights=True" in text
+
+
+def test_suites_of_the_package_are_listed_with_their_files():
+    suites = {row["name"]: row for row in flnl("list", "suites", "--json").json["suites"]}
+    assert {"smoke", "quick-digits", "paper-cifar10"} < suites.keys()
+    assert suites["smoke"]["description"] == read_suite(Path(suites["smoke"]["file"])).description

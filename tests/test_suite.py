@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import flnl
 from rich.console import Console
-from suite_grids import BENCHMARKS, GOOD, TINY, grid_of
+from suite_grids import GOOD, TINY, grid_of
 from synthetic_runs import round_row, write_run
 
 from flnl_bench.cli.suite import live_table
@@ -26,7 +27,7 @@ from flnl_bench.suite.progress import (
     estimate_time,
     fedavg_samples,
 )
-from flnl_bench.suite.suite_file import read_suite
+from flnl_bench.suite.suite_file import read_suite, shipped_suites
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
 NINE = [
@@ -61,24 +62,24 @@ NINE = [
     ],
 )
 def test_every_shipped_suite_is_valid_and_has_its_runs(name, runs, tmp_path):
-    suite = read_suite(BENCHMARKS / f"{name}.toml")
+    suite = read_suite(Path(name))
     assert suite.name == name
     assert len(make_grid(suite, out=tmp_path)) == runs
 
 
 def test_no_shipped_suite_is_left_out():
-    assert len(list(BENCHMARKS.glob("*.toml"))) == 11
+    assert len(shipped_suites()) == 11
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_the_papers_tables_have_its_axes(name):
-    suite = read_suite(BENCHMARKS / f"paper-{name}.toml")
+    suite = read_suite(Path(f"paper-{name}"))
     assert (list(suite.methods), list(suite.settings)) == (NINE, SEVEN)
     assert (suite.partitions, suite.seeds) == (("iid", "dir-0.3"), (1, 13, 42))
 
 
 def test_the_example_of_the_documentation_is_a_suite(tmp_path):
-    text = (BENCHMARKS.parents[1] / "docs" / "suites.md").read_text()
+    text = (Path(__file__).parents[1] / "docs" / "suites.md").read_text()
     example = text.split("```toml\n")[1].split("```")[0]
     assert len(grid_of(example, tmp_path)) == (3 + 1 + 6 - 1) * 2 * 2 * 3  # a sweep passes the defaults
 
@@ -177,11 +178,11 @@ def test_a_dry_run_prints_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch
     monkeypatch.setattr("flnl_bench.suite.progress.PROBE_SECONDS", 0.0)  # one step is enough here
     monkeypatch.setattr("flnl_bench.suite.progress.PROBE_BATCH", 2)
     out = tmp_path / "runs"
-    plan = flnl("suite", BENCHMARKS / "paper-cifar10.toml", "--dry-run", "--json", "--out", out).json
+    plan = flnl("suite", "paper-cifar10", "--dry-run", "--json", "--out", out).json
     assert plan["counts"] == {"done": 0, "running": 0, "waiting": 378, "failed": 0}
     # 500 rounds × 10 clients × 500 samples × 10 epochs, 378 times
     assert plan["fedavg_samples"] == 378 * 500 * 10 * 500 * 10
-    text = flnl("suite", BENCHMARKS / "paper-cifar10.toml", "--dry-run", "--out", out).out
+    text = flnl("suite", "paper-cifar10", "--dry-run", "--out", out).out
     for word in (*NINE, "dir-0.3", "378", "9.4 G", "of FedAvg"):
         assert word in text
     assert not out.exists()

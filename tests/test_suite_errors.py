@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import flnl
-from suite_grids import BENCHMARKS, GOOD
+from suite_grids import GOOD
 
 
 @pytest.mark.parametrize(
@@ -70,17 +71,19 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_pat
     ("arguments", "expected"),
     [
         (["nowhere.toml"], "there is no suite file nowhere.toml"),
-        ([BENCHMARKS], f"{BENCHMARKS} is a folder, not a file"),
-        ([BENCHMARKS / "smoke.toml", "--executor", "slrum"], "did you mean 'slurm'?"),
-        ([BENCHMARKS / "smoke.toml", "--jobs", "0"], "invalid value for '--jobs'"),
-        ([BENCHMARKS / "smoke.toml", "--device", "gpu"], "unknown device 'gpu'"),
+        (["smok"], "unknown suite 'smok'; did you mean 'smoke'? (allowed: fedgr-switches, "),
+        (["smok"], "the name of a file ends in .toml"),
+        ([Path(__file__).parent], f"{Path(__file__).parent} is a folder, not a file"),
+        (["smoke", "--executor", "slrum"], "did you mean 'slurm'?"),
+        (["smoke", "--jobs", "0"], "invalid value for '--jobs'"),
+        (["smoke", "--device", "gpu"], "unknown device 'gpu'"),
         (
-            [BENCHMARKS / "smoke.toml", "--executor", "slurm", "--slurm", "gpu"],
+            ["smoke", "--executor", "slurm", "--slurm", "gpu"],
             "--slurm 'gpu': expected KEY=VALUE",
         ),
-        ([BENCHMARKS / "smoke.toml", "--slurm", "time=9"], "--slurm needs --executor slurm"),
+        (["smoke", "--slurm", "time=9"], "--slurm needs --executor slurm"),
         (
-            [BENCHMARKS / "smoke.toml", "--executor", "slurm", "--runs-per-gpu", "2"],
+            ["smoke", "--executor", "slurm", "--runs-per-gpu", "2"],
             "--runs-per-gpu: Slurm gives every run a GPU of its own",
         ),
     ],
@@ -94,7 +97,7 @@ def test_a_mistake_in_the_command_is_one_line(arguments, expected, tmp_path):
 @pytest.mark.parametrize(("executor", "module"), [("ray", "ray"), ("slurm", "submitit")])
 def test_a_missing_extra_is_named_with_its_installation(executor, module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    done = flnl("suite", BENCHMARKS / "smoke.toml", "--executor", executor, "--out", tmp_path)
+    done = flnl("suite", "smoke", "--executor", executor, "--out", tmp_path)
     assert done.code == 2
     assert done.errors == [
         f"flnl-bench: --executor {executor} needs {module}: pip install 'flnl-bench[{executor}]'"

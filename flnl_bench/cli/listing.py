@@ -111,6 +111,16 @@ def _presets() -> _Rows:
     ]
 
 
+def _suites() -> _Rows:
+    """Suites of this package: many runs by one name."""
+    from flnl_bench.suite.suite_file import read_suite, shipped_suites
+
+    return [
+        {"name": name, "description": read_suite(path).description, "file": str(path)}
+        for name, path in shipped_suites().items()
+    ]
+
+
 def _trackers() -> _Rows:
     """Trackers, which show runs elsewhere while they run."""
     from flnl_bench.trackers import TRACKERS
@@ -151,6 +161,7 @@ LISTS: dict[str, Callable[[], _Rows]] = {
     "partitions": _partitions,
     "models": _models,
     "presets": _presets,
+    "suites": _suites,
     "trackers": _trackers,
     "plugins": _plugins,
 }
@@ -203,7 +214,7 @@ def list_names(
     plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
-    """List methods, data sets, settings, partitions, models, presets, trackers and plugins; or runs."""
+    """List methods, data sets, settings, partitions, models, presets, suites, trackers, plugins; or runs."""
     only = {"method": method, "dataset": dataset, "partition": partition, "setting": setting}
     only["preset"] = preset
     if kind == "runs":

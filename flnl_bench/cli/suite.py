@@ -47,7 +47,9 @@ STATUS_STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed":
 
 
 def suite_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Suite file; see docs/suites.md.")],
+    suite: Annotated[
+        Path, typer.Argument(metavar="NAME|FILE", help="A name of `flnl-bench list suites`, or a suite file.")
+    ],
     jobs: Annotated[
         int | None, option(WORKERS, "N", "Runs at once.", min=1, default="local: cores or GPUs; else all")
     ] = None,
@@ -68,7 +70,7 @@ def suite_command(
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
     as_json: options.Json = False,
 ) -> None:
-    """Run every method on every scenario of a suite file.
+    """Run every method on every scenario of a suite.
 
     A finished run is not run again, and an interrupted run resumes: the same command resumes a suite.
 
@@ -77,14 +79,14 @@ def suite_command(
     arguments = dict(locals())  # run_suite has arguments of the same names
     arguments["slurm"] = parse_changes(slurm or [], "--slurm")
     arguments["tracker"] = tracker or ()
-    del arguments["file"], arguments["as_json"], arguments["plugin"]
+    del arguments["as_json"], arguments["plugin"]
     # Ray prints warnings to stdout, where only the result belongs.
     with following() as follow, contextlib.redirect_stdout(sys.stderr):
         use_plugins(plugin)
         warn_plugins()
         from flnl_bench.suite.api import run_suite
 
-        result = run_suite(file, **arguments, progress=follow, loading=reporting())
+        result = run_suite(**arguments, progress=follow, loading=reporting())
     if as_json:
         from flnl_bench.suite.progress import suite_object
 

@@ -94,7 +94,7 @@ def run_suite(
     suite: `failures` of the result has its error. Nothing is printed.
 
     Args:
-        suite: the suite file, or its content as a dictionary.
+        suite: the name of a suite of this package, a suite file, or its content as a dictionary.
         jobs: runs at once; else the number of cores, or of GPUs.
         executor: "local", "ray" or "slurm".
         device: "auto", "cpu", "cuda" or "mps".
@@ -159,7 +159,9 @@ def _plan(
     """Return the suite and its runs; nothing is written and no data are read."""
     from flnl_bench.engine.devices import choose_device
 
-    require(isinstance(suite, Mapping | str | PathLike), "suite", repr(suite), "a file or a dictionary")
+    require(
+        isinstance(suite, Mapping | str | PathLike), "suite", repr(suite), "a name, a file or a dictionary"
+    )
     where = "" if isinstance(suite, Mapping) else f"{suite}: "
     checked = make_suite(suite) if isinstance(suite, Mapping) else read_suite(Path(suite).expanduser())
     # A machine that hands out work need not have the GPU that the workers have.

@@ -1,4 +1,7 @@
-"""A suite file: the axes of a grid of runs, in TOML, checked when it is read."""
+"""A suite file: the axes of a grid of runs, in TOML, checked when it is read.
+
+The files in `shipped/` are part of this package; their names stand for them.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,21 @@ class Suite:
     variations: tuple[Variation, ...]
 
 
-def read_suite(path: Path) -> Suite:
-    """Read and check a suite file; every error names the file."""
+def shipped_suites() -> dict[str, Path]:
+    """Return the suite files of this package by their names, in alphabetical order."""
+    return {path.stem: path for path in sorted((Path(__file__).parent / "shipped").glob("*.toml"))}
+
+
+def read_suite(name: Path) -> Suite:
+    """Read and check a suite of this package, by its name, or a suite file; every error names the file."""
+    shipped = shipped_suites()
+    path = shipped.get(str(name), name)
     try:
         return make_suite(read_toml(path), path.stem)
     except FileNotFoundError:
-        raise BadInput(f"there is no suite file {path}") from None
+        if path.suffix == ".toml":
+            raise BadInput(f"there is no suite file {path}") from None
+        raise BadInput(f"{unknown('suite', str(name), shipped)}; the name of a file ends in .toml") from None
     except BadInput as error:
         message = str(error)
         raise BadInput(message if message.startswith(str(path)) else f"{path}: {message}") from None
