@@ -72,6 +72,7 @@ _LATEX = {
     "×": r"$\times$",
     "·": r"$\cdot$",
     "†": r"$\dagger$",
+    "✗": r"$\times$",
 }
 
 

@@ -37,6 +37,7 @@ def write_run(
     started="2026-01-01T00:00:00+00:00",
     ended="2026-01-01T00:01:00+00:00",
     all_rounds=False,
+    diverged=None,
     changed=(),
     label=None,
     version=1,
@@ -45,7 +46,8 @@ def write_run(
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
     Its hyper-parameters are those of the preset unless given. `all_rounds` writes rounds.jsonl too, which the
-    leaderboard does not read; `code` has the digests of the code by kind, unknown if not given.
+    leaderboard does not read. The losses are not finite from the round `diverged` on. `code` has the digests
+    of the code by kind, unknown if not given.
     """
     named = preset_of(preset).name
     protocol = preset_of(preset).training(dataset, **(training or {}))
@@ -57,6 +59,8 @@ def write_run(
     rows = [
         round_row(n, best if n == 0 and protocol.rounds > 10 else accuracy) for n in range(protocol.rounds)
     ]
+    for row in rows[len(rows) if diverged is None else diverged :]:
+        row |= {"loss": None, "train_loss": None}
     drawn = hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
     record = RunRecord(
         status=status,

@@ -163,7 +163,7 @@ def test_only_numbers_over_the_most_seeds_of_a_column_can_be_best_or_second(tmp_
     entries = {line.label: line.cells for line in text.rows}
     assert [entry.number for entry in entries["fedcorr"]] == ["99.00"] * 4 + ["1.00"]
     assert [entry.mark for entry in entries["fedcorr"]] == ["", BEST, "", "", ""]
-    assert [entry.fewer for entry in entries["fedcorr"]] == [1, None, 2, 2, 2]
+    assert [entry.flags for entry in entries["fedcorr"]] == [["†1"], [], ["†2"], ["†2"], ["†2"]]
     assert [entry.mark for entry in entries["fedgr"]] == ["", SECOND, BEST, BEST, BEST]
     assert [entry.mark for entry in entries["fedprox"]] == [BEST, "", SECOND, SECOND, SECOND]
     assert any("only numbers over the most seeds can be best or second" in note for note in text.notes)
@@ -173,7 +173,7 @@ def test_a_column_whose_cells_all_have_fewer_seeds_than_others_still_has_its_bes
     write_grid(tmp_path, {"fedavg": {"clean": (90.0,), "sym-1.0": (20.0, 22.0)}}, seeds=(1, 13))
     write_grid(tmp_path, {"fedgr": {"clean": (80.0,), "sym-1.0": (70.0, 74.0)}}, seeds=(1, 13))
     first = main_table(table_of(tmp_path)).rows[0].cells[0]
-    assert (first.mark, first.fewer) == (BEST, 1)
+    assert (first.mark, first.flags) == (BEST, ["†1"])
 
 
 # -- order -------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class Comparison:
     ties: int
     losses: int
     p: float | None  # Wilcoxon signed-rank test, two-sided, without ties; None below LEAST_PAIRS
+    diverged_pairs: int  # of which a run diverged
 
 
 def find_row(table: Table, name: str) -> Row | None:
@@ -55,13 +56,15 @@ def tie(metric: Metric) -> float:
 def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Comparison:
     """Compare the runs of two rows with the same setting and seed, and so the same scenario."""
     limit = tie(metric)
-    differences = [
-        round(value - base.cells[setting].values[seed], 9)  # equal accuracies may differ by rounding
+    pairs = [
+        (row.cells[setting], base.cells[setting], seed)
         for setting in settings
         if setting in row.cells and setting in base.cells
-        for seed, value in row.cells[setting].values.items()
+        for seed in row.cells[setting].values
         if seed in base.cells[setting].values
     ]
+    # Equal accuracies may differ by rounding.
+    differences = [round(own.values[seed] - other.values[seed], 9) for own, other, seed in pairs]
     mean, std = mean_std(differences)
     low = high = None
     if mean is not None and std is not None:
@@ -78,6 +81,7 @@ def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Com
         ties=sum(abs(d) < limit for d in differences),
         losses=sum(metric.sign * d <= -limit for d in differences),
         p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # a tie is no evidence
+        diverged_pairs=sum(seed in (*own.diverged, *other.diverged) for own, other, seed in pairs),
     )
 
 

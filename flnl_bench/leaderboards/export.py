@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
 _ROW = ("method", "label", "version", "codes", "hyperparameters")
-_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "mark", "rank")
+_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "diverged", "mark", "rank")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
 _COST = (*COST_COLUMNS, *(f"sent_per_{per}" for per in PER), "leaves")
 _COMPARISON = ("against", *(field.name for field in dataclasses.fields(Comparison)))
@@ -105,7 +105,8 @@ def _row_object(table: Table, row: Row, paper: bool, comparison: Comparison | No
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    return {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": cell.values}
+    numbers = {"mean": cell.mean, "std": cell.std, "count": cell.count, "seeds": cell.values}
+    return {**numbers, "diverged": cell.diverged}
 
 
 # -- one line per cell -------------------------------------------------------------------------------
@@ -116,8 +117,8 @@ def as_csv(board: Leaderboard) -> str:
     writer.writeheader()
     for line in cell_lines(board):
         texts = {**line, "hyperparameters": json.dumps(line["hyperparameters"])}
-        if "seeds" in line:
-            texts["seeds"] = " ".join(map(str, line["seeds"]))
+        for name in ("seeds", "diverged") if "seeds" in line else ():
+            texts[name] = " ".join(map(str, line[name]))
         writer.writerow({name: escaping.csv(value) for name, value in texts.items()})
     return out.getvalue()
 
@@ -162,6 +163,7 @@ def _line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell 
         "setting": setting,
         "metric": table.metric,
         "seeds": tuple(cell.values) if cell else (),
+        "diverged": tuple(cell.diverged) if cell else (),
         **({"mean": cell.mean, "std": cell.std, "count": cell.count} if cell else {}),
         **_paper_values(cell, theirs),
     }

@@ -99,7 +99,7 @@ def _markdown_row(row: TextRow) -> list[str]:
 def _markdown_cell(cell: TextCell) -> str:
     text = markdown(f"{cell.number} ± {cell.spread}" if cell.spread else cell.number)
     text = _MARKDOWN_MARKS.get(cell.mark, "{}").format(text)
-    return text + (f" †{cell.fewer}" if cell.fewer else "")
+    return " ".join([text, *cell.flags])
 
 
 # -- LaTeX (booktabs), to be put into a paper with \input --------------------------------------------
@@ -108,6 +108,7 @@ _SMALL = "\\small\\setlength{\\tabcolsep}{4pt}"
 # Shrinks only a table that is too wide.
 _SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _SIGN = re.compile(r"(?<!\w)[+-](?=\d)")
+_LATEX_FLAGS = {"†": "\\dagger ", "✗": "\\times "}
 _LATEX_MARKS = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}"}
 
 
@@ -157,7 +158,8 @@ def _latex_cell(cell: TextCell) -> str:
     if cell.spread:
         text += f"{{\\scriptsize\\,$\\pm$\\,{latex(cell.spread)}}}"
     text = _LATEX_MARKS.get(cell.mark, "{}").format(text)
-    return text + (f"$^{{\\dagger {cell.fewer}}}$" if cell.fewer else "")
+    flags = "\\,".join(_LATEX_FLAGS[flag[0]] + flag[1:] for flag in cell.flags)
+    return text + (f"$^{{{flags}}}$" if flags else "")
 
 
 # -- HTML: one page that needs nothing else ----------------------------------------------------------
@@ -225,7 +227,7 @@ def _html_row(row: TextRow) -> str:
 def _html_cell(cell: TextCell) -> str:
     text = html(cell.number) + (f" <small>± {html(cell.spread)}</small>" if cell.spread else "")
     text = _HTML_MARKS.get(cell.mark, "{}").format(text)
-    text += f"<sup>†{cell.fewer}</sup>" if cell.fewer else ""
+    text += f"<sup>{' '.join(cell.flags)}</sup>" if cell.flags else ""
     hover = f' title="{html(cell.detail)}"' if cell.detail else ""
     return f"<td{hover}>{text}</td>"
 

@@ -25,6 +25,9 @@ from flnl_bench.leaderboards.paper import (
 from flnl_bench.leaderboards.table import Cell, Row, Table, mark_table
 from flnl_bench.methods import declaration
 
+DIVERGED_NOTE = (
+    "✗n: n runs diverged (a loss is not finite): such a number ranks last and is never best or second."
+)
 LEGEND = "Best in bold, second underlined."
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"  # kinds of rows
 
@@ -36,7 +39,7 @@ class TextCell:
     number: str = ""
     spread: str = ""  # the deviation, without its sign
     mark: str = ""  # best or second
-    fewer: int | None = None  # number of seeds, if smaller than in other cells
+    flags: Sequence[str] = ()  # as †2: over two seeds, if others have more; ✗1: one run diverged
     detail: str = ""  # shown on demand by formats that can
 
 
@@ -104,7 +107,7 @@ def _text_cell(cell: Cell | None, mark: str = "", seeds: int = 0, digits: int = 
         number=f"{cell.mean:.{digits}f}",
         spread="" if cell.std is None else f"{cell.std:.{digits}f}",
         mark=mark,
-        fewer=cell.count if cell.count < seeds else None,
+        flags=_flags(cell.count, seeds, cell.diverged),
         detail=", ".join(f"seed {seed}: {value:.{digits}f}" for seed, value in cell.values.items()),
     )
 
@@ -112,7 +115,12 @@ def _text_cell(cell: Cell | None, mark: str = "", seeds: int = 0, digits: int = 
 def _rank_cell(row: Row, mark: str, seeds: int) -> TextCell:
     if row.rank is None:
         return TextCell()
-    return TextCell(f"{row.rank:.2f}", mark=mark, fewer=row.seeds if row.seeds < seeds else None)
+    return TextCell(f"{row.rank:.2f}", mark=mark, flags=_flags(row.seeds, seeds, row.diverged))
+
+
+def _flags(count: int, most: int, diverged: Sequence[int]) -> list[str]:
+    fewer = [f"†{count}"] if 0 < count < most else []
+    return fewer + ([f"✗{len(diverged)}"] if diverged else [])
 
 
 def _paper_rows(table: Table, row: Row, columns: Sequence[str], ranks: Sequence[TextCell]) -> list[TextRow]:
@@ -173,6 +181,8 @@ def comparison_table(table: Table, name: str) -> TextTable:
         "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
         "of methods; pairs of one setting are not independent of each other.",
     ]
+    if any(result.diverged_pairs for result in compared.values()):
+        notes.append("✗n: in n pairs a run diverged.")
     if any(result.p is None for result in compared.values()):
         notes.append(f"No test (too few) below {LEAST_PAIRS} pairs that do not tie.")
     about = [
@@ -187,7 +197,7 @@ def _comparison_cells(result: Comparison, digits: int) -> list[TextCell]:
         return "" if value is None else f"{value:+z.{digits}f}"
 
     return [
-        TextCell(str(result.pairs)),
+        TextCell(str(result.pairs), flags=[f"✗{result.diverged_pairs}"] if result.diverged_pairs else []),
         TextCell(signed(result.difference)),
         TextCell("" if result.low is None else f"{signed(result.low)} to {signed(result.high)}"),
         TextCell(f"{result.wins}/{result.ties}/{result.losses}"),
@@ -267,6 +277,8 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
             f"†n: over n seeds instead of {table.seeds}; in a column, only numbers over the "
             "most seeds can be best or second."
         )
+    if any(cell.diverged for row in table.rows for cell in row.cells.values()):
+        notes.append(DIVERGED_NOTE)
     if len(table.seed_sets) > 1:
         notes.append(f"Cells have different seeds: {seed_sets(table)}.")
     notes += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import shlex
 import statistics
 from collections import Counter, defaultdict
@@ -39,13 +40,18 @@ class Cell:
     std: float | None  # sample standard deviation (ddof 1), from two seeds on
     values: Mapping[int, float]  # by seed; empty if the seeds of an average differ
     count: int  # seeds behind the number
+    diverged: Sequence[int] = ()  # the seeds of diverged runs among them
+
+    def score(self, metric: Metric) -> float:
+        """Return the number by which cells are ranked, higher is better; -inf if a run diverged."""
+        return -math.inf if self.diverged else metric.sign * self.mean
 
 
-def cell_over_seeds(values: Mapping[int, float]) -> Cell:
+def cell_over_seeds(values: Mapping[int, float], diverged: Iterable[int] = ()) -> Cell:
     """Return mean and sample standard deviation over seeds."""
     mean, std = mean_std(values.values())
     assert mean is not None
-    return Cell(mean, std, dict(sorted(values.items())), len(values))
+    return Cell(mean, std, dict(sorted(values.items())), len(values), tuple(sorted(diverged)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +93,11 @@ class Row:
     def changed(self) -> Mapping[str, Any]:
         """The hyper-parameters that differ from preset and variant."""
         return self.records[0].changed
+
+    @property
+    def diverged(self) -> Sequence[int]:
+        """The seeds of diverged runs behind Avg and rank."""
+        return self.average.diverged if self.average else ()
 
     @property
     def rank(self) -> float | None:
@@ -246,6 +257,21 @@ class Table:
         return [alarm for row in self.rows if (alarm := row.alarm(self.protocol))]
 
     @property
+    def diverged_warnings(self) -> list[str]:
+        """A warning for each row with diverged runs."""
+        return [
+            f"{row.label} diverged: {', '.join(names)}"
+            for row in self.rows
+            if (
+                names := [
+                    f"{record.config.setting} seed {record.config.seed}"
+                    for record in row.records
+                    if record.diverged
+                ]
+            )
+        ]
+
+    @property
     def left_out_warnings(self) -> list[str]:
         """A warning that names the runs that were left out, if there are any."""
         reason = "left out, because the same run is there with other numbers"
@@ -341,7 +367,7 @@ def table_warnings(tables: Sequence[Table]) -> list[str]:
             names = " | ".join(f"{table.protocol.name} ({len(table.records)} runs)" for table in separate)
             warnings.append(f"{place}: {len(separate)} tables, because {reasons} differ: {names}")
     for table in tables:
-        texts = (*table.left_out_warnings, *table.row_notes, *table.alarms)
+        texts = (*table.left_out_warnings, *table.row_notes, *table.diverged_warnings, *table.alarms)
         warnings += [f"{table.protocol.title}: {text}" for text in texts]
     return warnings
 
@@ -363,7 +389,7 @@ def _cells(row: Row, metric: Metric) -> dict[str, Cell]:
     for setting, seeds in row.runs.items():
         values = {seed: value for seed, record in seeds.items() if (value := metric.of(record)) is not None}
         if values:
-            cells[setting] = cell_over_seeds(values)
+            cells[setting] = cell_over_seeds(values, (seed for seed in values if seeds[seed].diverged))
     return cells
 
 
@@ -372,11 +398,13 @@ def _average(cells: Mapping[str, Cell], over: Sequence[str]) -> Cell | None:
     if not all(name in cells for name in over):
         return None
     scored_cells = [cells[name] for name in over]
+    diverged = sorted({seed for cell in scored_cells for seed in cell.diverged})
     if len({tuple(cell.values) for cell in scored_cells}) == 1:
         seeds = scored_cells[0].values
-        return cell_over_seeds({s: statistics.fmean(cell.values[s] for cell in scored_cells) for s in seeds})
+        means = {seed: statistics.fmean(cell.values[seed] for cell in scored_cells) for seed in seeds}
+        return cell_over_seeds(means, diverged)
     mean, fewest = statistics.fmean(c.mean for c in scored_cells), min(c.count for c in scored_cells)
-    return Cell(mean, None, {}, fewest)
+    return Cell(mean, None, {}, fewest, diverged)
 
 
 def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metric) -> list[dict[str, float]]:
@@ -384,8 +412,8 @@ def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metr
     ranks: list[dict[str, float]] = [{} for _ in rows]
     complete = [place for place, cells in enumerate(rows) if all(name in cells for name in over)]
     for setting in over:
-        means = [metric.sign * rows[place][setting].mean for place in complete]
-        for place, rank in zip(complete, rank_column(means, metric.digits), strict=True):
+        scores = [rows[place][setting].score(metric) for place in complete]
+        for place, rank in zip(complete, rank_column(scores, metric.digits), strict=True):
             ranks[place][setting] = rank
     return ranks
 
@@ -402,10 +430,12 @@ def mark_table(table: Table) -> list[dict[str, str]]:
     metric = ALL_METRICS[table.metric]
     cells = [{**row.cells, "Avg": row.average} for row in table.rows]
     columns: dict[str, list[tuple[float, int] | None]] = {
-        name: [(metric.sign * cell.mean, cell.count) if (cell := row.get(name)) else None for row in cells]
+        name: [(cell.score(metric), cell.count) if (cell := row.get(name)) else None for row in cells]
         for name in (*table.settings, "Avg")
     }
-    columns["rank"] = [(-row.rank, row.seeds) if row.rank else None for row in table.rows]
+    columns["rank"] = [
+        (-math.inf if row.diverged else -row.rank, row.seeds) if row.rank else None for row in table.rows
+    ]
     marked = {
         name: mark_column(numbers, 2 if name == "rank" else metric.digits)
         for name, numbers in columns.items()
@@ -416,11 +446,12 @@ def mark_table(table: Table) -> list[dict[str, str]]:
 def mark_column(numbers: Sequence[tuple[float, int] | None], digits: int = 2) -> list[str]:
     """Mark the highest number as BEST and the next as SECOND; numbers come with their counts of seeds.
 
-    Only numbers over the most seeds compete; if there is only one of those, nothing is marked.
+    Only numbers over the most seeds compete; if there is only one of those, nothing is marked. -inf, as of a
+    diverged run, competes but is not marked.
     """
     most = max((number[1] for number in numbers if number), default=0)
     shown = [round(number[0], digits) if number and number[1] == most else None for number in numbers]
-    places = sorted({value for value in shown if value is not None}, reverse=True)
+    places = sorted({value for value in shown if value is not None and value > -math.inf}, reverse=True)
     if sum(value is not None for value in shown) < 2:
         return [""] * len(shown)
     names = dict(zip(places, (BEST, SECOND), strict=False))

@@ -106,4 +106,4 @@ def _header(name: str, join: str) -> str:
 
 def _text(cell: TextCell, join: str) -> Text:
     text = Text(cell.number + (join + cell.spread if cell.spread else ""), _STYLES.get(cell.mark, ""))
-    return text.append(f"†{cell.fewer}", "not bold not underline") if cell.fewer else text
+    return text.append("".join(cell.flags), "not bold not underline")

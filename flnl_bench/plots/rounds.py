@@ -16,6 +16,7 @@ from flnl_bench.plots.style import (
     Figure,
     Look,
     canvas,
+    cross_on,
     head,
     in_style,
     label_text,
@@ -60,6 +61,8 @@ def pair(a: RunRecord, b: RunRecord) -> Figure:
         label: draw_line(axis, label, [_series(record, _accuracy)], look=look)
         for record, label, look in zip(runs, labels, looks, strict=True)
     }
+    for record in runs:
+        drawn |= _mark_diverged(axis, [record], [_series(record, _accuracy)])
     axis.set(xlabel="round", ylabel="test accuracy (%)")
     head(figure, common)
     legend(figure, drawn)
@@ -86,14 +89,24 @@ def _over_rounds(runs: Sequence[RunRecord], pick: Pick, name: str) -> Figure:
         raise BadInput(f"none of these runs has a number for {name.removesuffix(' (%)')!r}")
     figure, axes = titled_canvas([panel.parts for panel, _ in series], name, sharey=True)
     lines: dict[str, Any] = {}
-    for axis, (_, rows) in zip(axes, series, strict=True):
+    for axis, (panel, rows) in zip(axes, series, strict=True):
         for label, curves_of_row in rows.items():
             lines[label] = draw_line(axis, label, curves_of_row)
+        for row in panel.rows:
+            lines |= _mark_diverged(axis, panel.runs(row), rows[row.label])
         axis.set_xlabel("round")
     low, high = axes[0].get_ylim()  # of all panels; a band may exceed the range of a percentage
     axes[0].set_ylim(max(low, -1), min(high, 101))
     legend(figure, lines)
     return figure
+
+
+def _mark_diverged(axis: Any, runs: Sequence[RunRecord], series: Sequence[Numbers]) -> dict[str, Any]:
+    """Draw a cross on a curve where each diverged run diverged; return the entry of the legend."""
+    mean = np.stack(series).mean(0)
+    places = sorted({first for record in runs if (first := record.result().diverged) is not None})
+    crosses = [cross_on(axis, place + 1, mean[place]) for place in places]
+    return {"a run diverged": crosses[0]} if crosses else {}
 
 
 def _series(record: RunRecord, pick: Pick) -> Numbers:

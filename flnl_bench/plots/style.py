@@ -33,6 +33,7 @@ COLOURS = (
     *("#000000", "#8c8c8c", "#e69f00", "#56b4e9", "#009e73"),
     *("#cc79a7", "#0072b2", "#882255", "#a39300", "#d55e00"),
 )
+DIVERGED = "✗"  # after a number or on a curve: a loss is not finite
 CLEAN, WRONG, NEUTRAL = "#0072b2", "#d55e00", "#8c8c8c"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 DASHES = ("-", "--", "-.", ":")
@@ -157,6 +158,12 @@ def titles_of(parts: Sequence[tuple[str, ...]]) -> tuple[str, list[str]]:
         for name in parts
     ]
     return " · ".join(part for part in common if part), own
+
+
+def cross_on(axis: Any, x: float, y: float) -> Any:
+    """Draw the cross of a diverged run over a point of a curve."""
+    (cross,) = axis.plot(x, y, "x", color=WRONG, markersize=8, markeredgewidth=2, linestyle="", zorder=5)
+    return cross
 
 
 def head(figure: Figure, text: str) -> None:

@@ -12,8 +12,10 @@ from flnl_bench.config import int_if_integral, key_of
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of
 from flnl_bench.plots.style import (
+    DIVERGED,
     Figure,
     canvas,
+    cross_on,
     head,
     in_style,
     label_text,
@@ -50,6 +52,11 @@ def accuracies(runs: Sequence[RunRecord], metric: str) -> tuple[float, float]:
     return mean, std or 0.0
 
 
+def diverged_text(runs: Sequence[RunRecord]) -> str:
+    """Return a cross if some of the runs diverged; their accuracy is no result."""
+    return DIVERGED if any(record.diverged for record in runs) else ""
+
+
 # -- cost --------------------------------------------------------------------------------------------
 @in_style
 def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> Figure:
@@ -68,7 +75,10 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
                 runs = panel.runs(row)
                 costs = [sum(getattr(record.summary, field) for field in fields) for record in runs]
                 total = statistics.fmean(costs)
-                drawn[row.label] = _point(axis, row.label, total, *accuracies(runs, metric))
+                mean, spread = accuracies(runs, metric)
+                drawn[row.label] = _point(axis, row.label, total, mean, spread)
+                if diverged_text(runs):
+                    drawn["a run diverged"] = cross_on(axis, total, mean)
             axis.set(xlabel=name)
         axes[3 * i].set_ylabel(AXIS_LABELS[metric])
         axes[3 * i + 1].set_title(label_text(title, 80))
@@ -126,7 +136,14 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
             axis.bar(place, mean, 0.7, color=colour, alpha=1 if row.method == method else 0.55)
             if spread:
                 axis.errorbar(place, mean, spread, color="black", capsize=3, linewidth=1)
-            axis.text(place, mean + spread, f"{mean:.1f}", ha="center", va="bottom", fontsize=7)
+            axis.text(
+                place,
+                mean + spread,
+                f"{mean:.1f}{diverged_text(panel.runs(row))}",
+                ha="center",
+                va="bottom",
+                fontsize=7,
+            )
         ticks = [label_text(label.removeprefix(f"{method}/"), 30) for label in labels]
         axis.set_xticks(range(len(labels)), ticks)
         for text in axis.get_xticklabels():
@@ -175,14 +192,16 @@ def grid(
     x, y = _axes([row.hyperparameters for panel in panels for row in panel.rows], x, y)
     figure, axes = titled_canvas([(method, *panel.parts) for panel in panels], size=(3.4, 2.9))
     grids = [_grid_values(panel, x, y, metric) for panel in panels]
-    low = min(np.nanmin(values) for values, _, _ in grids)
-    high = max(np.nanmax(values) for values, _, _ in grids)
-    for axis, (values, columns, rows) in zip(axes, grids, strict=True):
+    low = min(np.nanmin(values) for values, *_ in grids)
+    high = max(np.nanmax(values) for values, *_ in grids)
+    for axis, (values, crosses, columns, rows) in zip(axes, grids, strict=True):
         image = axis.imshow(values, origin="lower", cmap="cividis", vmin=low, vmax=high, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
             colour = "black" if value > (low + high) / 2 else "white"
             if np.isfinite(value):
-                axis.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=8)
+                axis.text(
+                    j, i, f"{value:.1f}{crosses[i, j]}", ha="center", va="center", color=colour, fontsize=8
+                )
         axis.set_xticks(range(len(columns)), [label_text(int_if_integral(c), 12) for c in columns])
         axis.set_yticks(range(len(rows)), [label_text(int_if_integral(r), 12) for r in rows])
         axis.set(xlabel=label_text(x), ylabel=label_text(y))
@@ -211,14 +230,16 @@ def _axes(rows: Sequence[Mapping[str, Any]], x: str | None, y: str | None) -> tu
 
 def _grid_values(
     panel: Panel, x: str, y: str, metric: str
-) -> tuple[np.ndarray[Any, Any], list[Any], list[Any]]:
-    """Return mean accuracy [y, x], NaN where there is no run, and the values along both axes."""
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[Any], list[Any]]:
+    """Return mean accuracy [y, x], NaN where there is no run, crosses [y, x], and the values of both axes."""
     columns, rows = (_sorted_values(row.hyperparameters[name] for row in panel.rows) for name in (x, y))
     values = np.full((len(rows), len(columns)), np.nan)
+    crosses = np.full(values.shape, "")
     for row in panel.rows:
         place = rows.index(row.hyperparameters[y]), columns.index(row.hyperparameters[x])
         values[place] = accuracies(panel.runs(row), metric)[0]
-    return values, columns, rows
+        crosses[place] = diverged_text(panel.runs(row))
+    return values, crosses, columns, rows
 
 
 def _sorted_values(values: Any) -> list[Any]:

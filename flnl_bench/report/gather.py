@@ -12,6 +12,7 @@ from typing import Any
 from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, run_cost
 from flnl_bench.leaderboards.pandas_api import Results
 from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
+from flnl_bench.leaderboards.render import DIVERGED_NOTE
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 from flnl_bench.results.statistics import mean_std
@@ -114,6 +115,7 @@ class Report:
                 for m in (*ALL_METRICS.values(), *COST_METRICS)
             ],
             "labels": self.method_slugs,
+            "diverged": DIVERGED_NOTE,
             "tables": [self._table(table) for table in self.tables],
         }
 
@@ -155,7 +157,7 @@ class Report:
 
     def _run(self, record: RunRecord) -> list[Any]:
         config, slug = record.config, self.run_slugs[record.folder]
-        return [config.setting, config.seed, slug, *self.values(record).values()]
+        return [config.setting, config.seed, slug, record.diverged, *self.values(record).values()]
 
     def method(self, label: str) -> dict[str, Any]:
         """Return the data of a method's page and of its comparisons: curves and the numbers of its runs."""
@@ -171,6 +173,7 @@ class Report:
                             "table": table.protocol.title,
                             "setting": setting,
                             "values": values,
+                            "diverged": [r.config.seed for r in records if r.diverged],
                             "curves": {name: curve for name, curve in curves.items() if curve},
                         }
                     )
@@ -196,7 +199,8 @@ class Report:
         """Write a cell."""
         if cell is None:
             return ""
-        return f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
+        spread = f" ± {cell.std:.2f}" if cell.std is not None else ""
+        return f"{cell.mean:.2f}{spread}" + (f" ✗{len(cell.diverged)}" if cell.diverged else "")
 
     def cost_facts(self, numbers: Mapping[str, float | None]) -> dict[str, str]:
         """Write costs with their units."""

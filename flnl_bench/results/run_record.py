@@ -154,6 +154,11 @@ class RunRecord:
         return self.summary.last10 if self.summary else None
 
     @property
+    def diverged(self) -> bool:
+        """Whether a loss was not finite; its accuracy is then no result of the method."""
+        return self.summary is not None and self.summary.diverged is not None
+
+    @property
     def best(self) -> float | None:
         """The highest test accuracy, in percent."""
         return self.summary.best if self.summary else None

@@ -4,7 +4,7 @@
 (function () {
   const { el, number, mean, deviation } = flnl;
   const board = JSON.parse(document.getElementById("board").textContent);
-  const metrics = Object.fromEntries(board.metrics.map((metric, i) => [metric.name, { ...metric, column: 3 + i }]));
+  const metrics = Object.fromEntries(board.metrics.map((metric, i) => [metric.name, { ...metric, column: 4 + i }]));
   const unique = (values) => [...new Set(values)];
   const allRuns = board.tables.flatMap((table) => table.rows.flatMap((row) => row.runs));
   const choices = {
@@ -90,7 +90,9 @@
 
   // -- numbers ---------------------------------------------------------------------------------------
   const shown = (value, digits) => Number(value.toFixed(digits));
-  const overSeeds = (values) => ({ mean: mean(values), std: deviation(values), count: values.length });
+  const overSeeds = (values, diverged) => ({ mean: mean(values), std: deviation(values), count: values.length, diverged });
+  // A diverged run ranks below all others.
+  const score = (cell, sign, digits) => (cell.diverged.length ? -Infinity : shown(sign * cell.mean, digits));
 
   const cellsOf = (row, column) => {
     const cells = {};
@@ -102,13 +104,13 @@
   };
 
   // The mean over settings; its deviation is that of the per-seed means, if all have the same seeds.
-  const average = (cells, over) => {
+  const average = (cells, over, diverged) => {
     if (!over.every((setting) => cells[setting])) return null;
     const seeds = Object.keys(cells[over[0]]);
     const alike = over.every((setting) => Object.keys(cells[setting]).join() === seeds.join());
-    if (alike) return overSeeds(seeds.map((seed) => mean(over.map((setting) => cells[setting][seed]))));
+    if (alike) return overSeeds(seeds.map((seed) => mean(over.map((setting) => cells[setting][seed]))), diverged);
     const all = over.map((setting) => Object.values(cells[setting]));
-    return { mean: mean(all.map(mean)), std: null, count: Math.min(...all.map((values) => values.length)) };
+    return { mean: mean(all.map(mean)), std: null, count: Math.min(...all.map((values) => values.length)), diverged };
   };
 
   const compute = (table) => {
@@ -122,15 +124,17 @@
     const over = scored.length ? scored : settings;
     const lines = rows.map(({ row, values }) => {
       const cells = {};
-      for (const [setting, seeds] of Object.entries(values)) cells[setting] = overSeeds(Object.values(seeds));
-      if (over.length > 1) cells.Avg = average(values, over);
-      return { row, cells, complete: over.every((setting) => values[setting]) };
+      const diverged = (names) => unique(row.runs.filter((run) => run[3] && names.includes(run[0]) && String(run[1]) in values[run[0]]).map((run) => run[1]));
+      const complete = over.every((setting) => values[setting]);
+      for (const [setting, seeds] of Object.entries(values)) cells[setting] = overSeeds(Object.values(seeds), diverged([setting]));
+      if (over.length > 1 && complete) cells.Avg = average(values, over, diverged(over));
+      return { row, cells, complete, diverged: complete ? diverged(over) : [] };
     });
     const ranked = lines.filter((line) => line.complete);
     for (const line of lines) line.rank = null;
     for (const line of ranked) {
       line.rank = mean(over.map((setting) => {
-        const value = (l) => shown(sign * l.cells[setting].mean, metric.digits);
+        const value = (l) => score(l.cells[setting], sign, metric.digits);
         const own = value(line);
         return 1 + ranked.filter((l) => value(l) > own).length + (ranked.filter((l) => value(l) === own).length - 1) / 2;
       }));
@@ -141,9 +145,9 @@
   // Only numbers over the most seeds compete; if that is one number, nothing is marked.
   const marks = ({ metric, sign, lines }, column) => {
     const most = Math.max(0, ...lines.map((line) => (line.cells[column] ? line.cells[column].count : 0)));
-    const values = lines.map((line) => (line.cells[column] && line.cells[column].count === most ? shown(sign * line.cells[column].mean, metric.digits) : null));
+    const values = lines.map((line) => (line.cells[column] && line.cells[column].count === most ? score(line.cells[column], sign, metric.digits) : null));
     const known = values.filter((value) => value !== null);
-    const places = unique(known).sort((a, b) => b - a);
+    const places = unique(known).filter((value) => value > -Infinity).sort((a, b) => b - a);
     return values.map((value) => (known.length < 2 || value === null ? "" : value === places[0] ? "best" : value === places[1] ? "second" : ""));
   };
 
@@ -182,15 +186,16 @@
     const inner = [number(numbers.mean, digits)];
     if (numbers.std !== null && numbers.std !== undefined) inner.push(el("small", { text: ` ± ${number(numbers.std, digits)}` }));
     const content = el(mark === "best" ? "b" : mark === "second" ? "u" : "span", {}, ...inner);
-    return el("td", {}, content, numbers.count < most ? el("sup", { text: `†${numbers.count}` }) : null);
+    const flags = [numbers.count < most ? `†${numbers.count}` : null, numbers.diverged.length ? `✗${numbers.diverged.length}` : null];
+    return el("td", {}, content, ...flags.filter((flag) => flag).map((flag) => el("sup", { text: flag })));
   };
   const paperRow = (line, columns, over) => {
     const theirs = line.row.paper[state.metric] || {};
     const has = (name) => theirs[name] || null;
     if (!columns.some(has)) return [];
     const value = (name) => {
-      if (name !== "Avg") return has(name) ? { mean: theirs[name][0], std: theirs[name][1], count: 99 } : null;
-      return over.every(has) ? { mean: mean(over.map((setting) => theirs[setting][0])), std: null, count: 99 } : null;
+      if (name !== "Avg") return has(name) ? { mean: theirs[name][0], std: theirs[name][1], count: 99, diverged: [] } : null;
+      return over.every(has) ? { mean: mean(over.map((setting) => theirs[setting][0])), std: null, count: 99, diverged: [] } : null;
     };
     const cells = columns.map((name) => (name === "rank" ? el("td") : cell(value(name), "", 2, 0)));
     return [el("tr", { class: "paper" }, el("th", { scope: "row", text: "the paper" }), ...cells)];
@@ -200,15 +205,15 @@
     if (!view.lines.length) return null;
     const columns = [...view.settings, ...(view.over.length > 1 ? ["Avg"] : []), "rank"];
     const marked = Object.fromEntries(columns.map((column) => [column, marks(view, column)]));
-    const bestRank = Math.min(...view.lines.filter((line) => line.rank !== null).map((line) => line.rank));
+    const bestRank = Math.min(...view.lines.filter((line) => line.rank !== null && !line.diverged.length).map((line) => line.rank));
     const most = Math.max(...view.lines.flatMap((line) => Object.values(line.cells).map((c) => (c ? c.count : 0))));
     const body = sorted(view, state.sort[number_]).flatMap((line) => {
       const place = view.lines.indexOf(line);
       const entries = columns.map((column) => {
         if (column !== "rank") return cell(line.cells[column], marked[column][place], view.metric.digits, most);
         if (line.rank === null) return el("td");
-        const best = view.lines.length > 1 && line.rank === bestRank;
-        return el("td", {}, el(best ? "b" : "span", { text: line.rank.toFixed(2) }));
+        const best = view.lines.length > 1 && line.rank === bestRank && !line.diverged.length;
+        return el("td", {}, el(best ? "b" : "span", { text: line.rank.toFixed(2) }), line.diverged.length ? el("sup", { text: `✗${line.diverged.length}` }) : null);
       });
       const link = el("a", { href: `methods/${board.labels[line.row.label]}.html`, text: line.row.label });
       const own = el("tr", {}, el("th", { scope: "row" }, link), ...entries);
@@ -224,6 +229,7 @@
     const help = view.metric.help[0].toUpperCase() + view.metric.help.slice(1);
     const notes = [`${help}; ${view.metric.higher ? "higher" : "lower"} is better. Rank${view.over.length > 1 ? " and Avg" : ""}: over ${view.over.join(", ")}.`];
     if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds instead of ${most}.`);
+    if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.diverged.length))) notes.push(board.diverged);
     if (table.order && (state.metric === "last10")) notes.push(
       `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
     parts.push(el("p", { class: "note", text: notes.join(" ") }));

@@ -31,7 +31,10 @@
         const wins = differences.filter((d) => d >= 0.005).length, losses = differences.filter((d) => d <= -0.005).length;
         const signed = seeds.length ? mean(differences) : null;
         const texts = [
-          ...both.map((values) => (values.length ? number(mean(values), 2) : "")),
+          ...both.map((values, i) => {
+            const diverged = [left, right][i].diverged.filter((seed) => seeds.includes(String(seed))).length;
+            return (values.length ? number(mean(values), 2) : "") + (diverged ? ` ✗${diverged}` : "");
+          }),
           signed === null ? "" : (signed >= 0 ? "+" : "−") + number(Math.abs(signed), 2),
           `${wins}/${seeds.length - wins - losses}/${losses}`,
           String(seeds.length),
