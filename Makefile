@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup run test test-slow lint clean
+.PHONY: setup run test test-slow lint docs clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in build/site; no request is made to any host.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

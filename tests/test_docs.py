@@ -51,12 +51,8 @@ def test_every_command_has_a_heading_and_an_example(name):
     assert re.search(rf"^flnl-bench {name}\b", page("commands.md"), re.M)
 
 
-@pytest.mark.parametrize("name", ["run", "suite", "leaderboard"])
-def test_every_option_of_the_large_commands_is_documented(name):
-    section = page("commands.md").split(f"## {name}\n")[1].split("\n## ")[0]
-    options = [option for parameter in COMMANDS[name].params for option in parameter.opts]
-    missing = [o for o in options if o.startswith("--") and o != "--help" and f"`{o}" not in section]
-    assert missing == []
+def test_the_options_of_every_command_have_a_place_on_the_page():
+    assert sorted(re.findall(r"<!-- options: (.+?) -->", page("commands.md"))) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("hook", HOOKS)

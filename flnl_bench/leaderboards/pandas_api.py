@@ -216,7 +216,8 @@ def leaderboard(
             (memorised, sieve_f_score, noise_ratio_correlation, …), or cost.
         against: Add paired differences to this method, with confidence interval and test.
         paper: Add the paper's numbers, with the difference and the agreement of the orders.
-        datasets, presets, methods, settings, partitions, seeds: Count only the runs with these names.
+
+    `datasets`, `presets`, `methods`, `settings`, `partitions` and `seeds` select runs by their names.
     """
     check_metric(metric)
     if against is not None and metric == COST:

@@ -58,7 +58,7 @@ class Parameter:
 class PartitionKind:
     """An entry of the table of partitions: the form of its name, and the function that splits the rows.
 
-    A partition is written NAME-A-B[,OPTION=VALUE…] with its parameters. `split(labels, clients, rng, least,
+    A partition is written `NAME-A-B[,OPTION=VALUE…]` with its parameters. `split(labels, clients, rng, least,
     *parameters, **options)` returns the rows of each client: every row exactly once, and at least `least`
     rows per client. It gets only options that differ from their defaults.
     """

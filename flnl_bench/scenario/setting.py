@@ -24,7 +24,7 @@ Load = Callable[[str], Dataset]  # loads another data set by its name
 class NoiseKind:
     """An entry of the table of noises: the form of its settings, and the labels of one noisy client.
 
-    Settings are NAME-PHI[:LOW-HIGH][,OPTION=VALUE…], PHI being the share of noisy clients. A kind without
+    Settings are `NAME-PHI[:LOW-HIGH][,OPTION=VALUE…]`, PHI being the share of noisy clients. A kind without
     `ratios` makes all clients noisy, and the kind itself interprets the text after its name (`Setting.rest`).
     """
 
