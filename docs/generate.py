@@ -76,7 +76,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     place = page.file.src_uri
     if place == OVERVIEW:
         markdown = overview_page(markdown)
-    markdown = re.sub(r"<!-- options: (.+?) -->", lambda match: options_table(match[1]), markdown)
+    markdown = re.sub(r"(?m)^<!-- options: (.+) -->$", lambda match: options_table(match[1]), markdown)
     return redirected(markdown, place)
 
 
