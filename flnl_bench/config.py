@@ -46,6 +46,7 @@ class Training:
     pretrained: bool = False
     precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
     compile: str = "off"  # torch.compile of the networks that train; cudagraphs: reduce-overhead
+    drop: float = 0.0  # chance of a sampled client not to answer in a round
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size", "samples", "test_samples"):
@@ -53,6 +54,7 @@ class Training:
             fits = 1 <= value <= most if value is not None else "samples" in name
             require(fits, name, value, f"a whole number from 1 to {most}")
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
+        require(0 <= self.drop < 1, "drop", self.drop, "at least 0 and below 1")
         require(0 < self.lr < math.inf, "lr", self.lr, "a number above 0")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0")

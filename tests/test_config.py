@@ -35,6 +35,7 @@ OTHER_TRAINING = {
     "model": "resnet18",
     "clients": 10,
     "fraction": 0.5,
+    "drop": 0.3,
     "rounds": 61,
     "epochs": 6,
     "batch_size": 11,

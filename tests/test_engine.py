@@ -442,3 +442,29 @@ def test_steps_from_another_generator_leave_the_order_of_the_training_batches():
             assert sorted(np.concatenate([step.rows for step in steps])) == sorted([*range(5)] * 2)
 
     assert run_rounds(toy_engine(Looks()), 1) == run_rounds(toy_engine(FedAvg()), 1)
+
+
+# -- clients that do not answer ------------------------------------------------------------------------
+def test_clients_that_drop_out_get_the_model_and_send_nothing():
+    full, dropped = toy_engine(FedAvg(), epochs=1), toy_engine(FedAvg(), epochs=1, drop=0.5)
+    rows, kept = run_rounds(full), run_rounds(dropped)
+    model = count_bytes(full.server.weights)
+    assert [row["bytes_down"] for row in kept] == [row["bytes_down"] for row in rows]
+    assert [row["bytes_up"] for row in kept] == [len(row["clients"]) * (model + 8) for row in kept]
+    assert all({*row["clients"]} <= {*all_["clients"]} for row, all_ in zip(kept, rows, strict=True))
+    assert 0 < sum(len(row["clients"]) for row in kept) < 18
+    assert [] in [row["clients"] for row in kept]  # a round without an answer keeps the weights
+
+
+def test_whether_a_client_answers_does_not_depend_on_the_other_clients_or_on_the_call():
+    engine = toy_engine(FedAvg(), epochs=1, drop=0.5)
+
+    def answering(ids):
+        return [update.client for update in engine.federation.train(ids)]
+
+    together = answering(range(6))
+    assert 0 < len(together) < 6
+    assert [k for k in range(6) if answering([k])] == together
+    assert [*engine.federation.visit(range(6), lambda client: {})] == [*range(6)]
+    engine.server.round += 1
+    assert answering(range(6)) != together

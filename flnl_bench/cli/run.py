@@ -76,6 +76,9 @@ def run_command(
     ] = None,
     rounds: Annotated[int | None, _protocol("N", "Rounds.")] = None,
     fraction: Annotated[float | None, _protocol("F", "Share of the clients per round.")] = None,
+    drop: Annotated[
+        float | None, _protocol("P", "Chance of a sampled client not to answer in a round.")
+    ] = None,
     epochs: Annotated[int | None, _protocol("E", "Local epochs.")] = None,
     batch_size: Annotated[int | None, _protocol("B", "Local batch size.")] = None,
     lr: Annotated[float | None, _protocol("X", "Local learning rate.")] = None,

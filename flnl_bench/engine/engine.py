@@ -60,6 +60,7 @@ class LocalFederation:
     server: Server
     executor: Executor
     states: dict[int, State] = field(default_factory=dict)
+    drop: float = 0.0  # chance of a client not to answer the training calls of a round
     order: Callable[[Sequence[int]], Sequence[int]] = sorted  # the order of work changes no number
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class LocalFederation:
         take_work()  # drop work between rounds
 
     def train(self, ids: Sequence[int]) -> list[Update]:
-        """Send the global weights and train the clients locally."""
+        """Send the global weights and train the clients locally; clients that drop out give no update."""
         updates: list[Update] = []
         for k, reply in self._call("train", ids):
             update: Update = reply.answer
@@ -128,6 +129,8 @@ class LocalFederation:
     def _call(self, verb: str, ids: Sequence[int], **details: Any) -> Iterator[tuple[int, Reply]]:
         """Yield the replies of some clients to one call each."""
         chosen = self.order(as_clients(self.method.name, verb, ids, self.server.terms.clients))
+        if verb == "train" and self.drop:
+            chosen = [k for k in chosen if not self._drops_out(k)]
         # A generator saves memory: in one process, an inbox (maybe whole models) is freed after its client.
         calls = (self._make_call(verb, k, **details) for k in chosen)
         execute = self.executor.train if verb == "train" else self.executor.visit
@@ -135,6 +138,13 @@ class LocalFederation:
             self.states[k] = reply.state
             self.cost.add(reply.cost)
             yield k, reply
+
+    def _drops_out(self, k: int) -> bool:
+        """Whether a client does not answer in this round; then it has received the message in vain."""
+        absent = stream(self.server.seed, "drop", self.server.round, k).random() < self.drop
+        if absent:
+            self.cost.bytes_down += count_bytes([self.server.weights, self.method.inbox(self.server, k)])
+        return absent
 
     def _make_call(self, verb: str, k: int, **details: Any) -> Call:
         inbox = self.method.inbox(self.server, k)
@@ -225,7 +235,7 @@ class Engine:
         self.executor: Executor = (
             ProcessPool(method, build, images, devices) if devices.workers else build(self.device, images)
         )
-        self.federation = LocalFederation(method, self.server, self.executor)
+        self.federation = LocalFederation(method, self.server, self.executor, drop=training.drop)
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
         """Build the method's model; its initial weights are drawn on the CPU from their own stream."""

@@ -46,6 +46,7 @@ def run(
     preset: str = "quick",
     rounds: int | None = None,
     fraction: float | None = None,
+    drop: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
@@ -83,6 +84,7 @@ def run(
         preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
         rounds: the number of rounds.
         fraction: the share of the clients per round.
+        drop: the chance of a sampled client not to answer in a round.
         epochs: local epochs.
         batch_size: local batch size.
         lr: local learning rate.

@@ -111,7 +111,7 @@ class FedGR(Method):
         """FedAvg, then one mixture over the losses of the round's clients."""
         updates = federation.train(self.sample(server))
         server.weights = self.aggregate(server, updates)
-        if self.sieve == "federated":
+        if updates and self.sieve == "federated":
             self.sieve_round(server, updates)
         return {}
 
