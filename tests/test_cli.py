@@ -229,7 +229,8 @@ def test_scenario_show_prints_the_spread_of_every_class():
 # -- list and show -----------------------------------------------------------------------------------
 def test_list_shows_every_kind():
     names = {kind: [row["name"] for row in rows] for kind, rows in flnl("list", "--json").json.items()}
-    tables = ["methods", "datasets", "settings", "partitions", "models", "presets", "trackers", "plugins"]
+    tables = ["methods", "datasets", "settings", "partitions", "models", "presets", "suites"]
+    tables += ["trackers", "plugins"]
     assert list(names) == tables
     assert {"fedavg", "fedprox"} <= set(names["methods"])
     assert {"quick", "paper"} == set(names["presets"])
