@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flnl_bench.assumptions import READ
 from flnl_bench.config import sampled_clients
+from flnl_bench.engine.ledger import count_read
 from flnl_bench.numerics import average, combined
 from flnl_bench.random_streams import stream
 from flnl_bench.ranges import check_ranges
@@ -42,6 +44,12 @@ class Terms:
     classes: int
     expected_noise: float  # φ·E[ρ], the announced noise ratio, not the realised one
     iid: bool  # by construction of the partition
+
+    def __getattribute__(self, name: str) -> Any:
+        """Record in the run that a method reads a fact that real federations may not know."""
+        if name in READ:
+            count_read(name)
+        return super().__getattribute__(name)
 
     @property
     def sampled(self) -> int:
@@ -196,6 +204,7 @@ class Method:
     colour: ClassVar[str] = ""  # of its lines, #rrggbb
     marker: ClassVar[str] = ""  # of its lines, one of matplotlib's
     place: ClassVar[float] = math.inf  # in tables: the smallest first
+    assumes: ClassVar[tuple[str, ...]] = ()  # keys of flnl_bench.assumptions.ASSUMPTIONS
     version: ClassVar[int] = 1  # raised by its author when its numbers change, so that rows stay apart
     # Name → changed hyper-parameters, or a subclass: "module:Class".
     variants: ClassVar[Mapping[str, Mapping[str, Any] | str]] = {}

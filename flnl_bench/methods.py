@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from flnl_bench import plugin_files
+from flnl_bench.assumptions import ASSUMPTIONS, measured
 from flnl_bench.errors import BadInput, nearest, one_line, unknown
 from flnl_bench.ranges import ranges_of
 from flnl_bench.registry import METHODS_HOOK, Plugins, Registry, Source, installed, use_plugin_files
@@ -331,6 +333,7 @@ class Declaration:
     dash: str = ""  # one of matplotlib's line styles
     place: float = math.inf  # in tables: the smallest number first, then by name
     paper_cost: str = ""  # the formula of its cost in the FedGR paper
+    assumes: tuple[str, ...] = ()  # keys of ASSUMPTIONS
 
 
 _FORMS = {"colour": r"#[0-9a-f]{6}", "marker": r"[.,ov^<>1-8spP*hH+xXDd|_]", "dash": r"-|--|-\.|:"}
@@ -339,6 +342,14 @@ _FORMS = {"colour": r"#[0-9a-f]{6}", "marker": r"[.,ov^<>1-8spP*hH+xXDd|_]", "da
 def declaration(name: str) -> Declaration:
     """Return the declaration of a method or variant; an empty one if there is none."""
     return declarations().get(name, Declaration())
+
+
+def assumptions_of(name: str, counts: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Return the assumptions of a method or variant: its own, its method's, and those in a run's counts."""
+    known = declarations()
+    base = known.get(name.partition("/")[0], Declaration())
+    found = {*known.get(name, base).assumes, *base.assumes, *measured(counts or {})}
+    return tuple(key for key in ASSUMPTIONS if key in found)
 
 
 def declarations() -> Mapping[str, Declaration]:
@@ -377,25 +388,26 @@ def _class_attributes(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the constant class attributes of each method in a module."""
     for node in ast.parse(file.read_bytes()).body:
         if isinstance(node, ast.ClassDef):
-            values = {
-                target.id: line.value.value
-                for line in node.body
-                if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
-                for target in line.targets
-                if isinstance(target, ast.Name)
-            }
+            values = {}
+            for line in node.body:
+                if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+                    with contextlib.suppress(ValueError):  # not a constant
+                        values[line.targets[0].id] = ast.literal_eval(line.value)
             if isinstance(name := values.get("name"), str):
                 yield name, values
 
 
 def _usable(values: Mapping[str, Any]) -> Declaration:
     """Make a declaration of the valid values; the others are left out."""
-    good = {}
+    good: dict[str, Any] = {}
     for key in (declared.name for declared in dataclasses.fields(Declaration)):
         value = values.get(key) if isinstance(values, Mapping) else None
+        if key == "assumes" and isinstance(value, list | tuple):
+            good[key] = tuple(name for name in ASSUMPTIONS if name in value)
+            continue
         kind = float if key == "place" else str
         if isinstance(value, int) and kind is float:
             value = float(value)
         if isinstance(value, kind) and re.fullmatch(_FORMS.get(key, r"(?s).*"), str(value)):
             good[key] = value
-    return Declaration(**good)  # type: ignore[arg-type]
+    return Declaration(**good)

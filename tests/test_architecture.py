@@ -17,7 +17,7 @@ PACKS = ("flnl_methods", "flnl_more")
 
 # A part may import itself and what stands on a line above its own. Imports for type checkers do not count.
 LAYERS = (
-    {"errors", "random_streams", "processes", "escaping", "engine.ledger"},
+    {"errors", "random_streams", "processes", "escaping", "assumptions", "engine.ledger"},
     {"atomic_files", "input_files", "plugin_files", "ranges"},
     {"registry", "config"},
     {"data", "trackers"},

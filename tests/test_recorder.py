@@ -15,6 +15,7 @@ from toy_runs import toy_config, toy_runner
 
 from flnl_bench import Beliefs
 from flnl_bench.atomic_files import finite, json_text, replace_file
+from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.errors import BadInput
 from flnl_bench.numerics import average
 from flnl_bench.results.diagnostics import belief_arrays, judge
@@ -330,10 +331,14 @@ def test_a_resumed_run_keeps_the_provenance_of_its_earlier_part(tmp_path, monkey
         raise KeyboardInterrupt
 
     runner = toy_runner(tmp_path)
-    monkeypatch.setattr("flnl_bench.running.runner.provenance", lambda *_: {"numbers": 1, "commit": "old"})
+    monkeypatch.setattr(
+        "flnl_bench.running.runner.provenance", lambda *_: {"numbers": NUMBERS_VERSION, "commit": "old"}
+    )
     with pytest.raises(KeyboardInterrupt):
         runner.run(progress=stop)
-    monkeypatch.setattr("flnl_bench.running.runner.provenance", lambda *_: {"numbers": 1, "commit": "new"})
+    monkeypatch.setattr(
+        "flnl_bench.running.runner.provenance", lambda *_: {"numbers": NUMBERS_VERSION, "commit": "new"}
+    )
     record = runner.run()
     assert (record.provenance["commit"], record.resumed) == ("new", 1)
     assert [about["commit"] for about in record.earlier] == ["old"]

@@ -35,6 +35,14 @@ def leaderboard_command(
     setting: options.OnlySetting = None,
     preset: options.OnlyPreset = None,
     seed: options.OnlySeed = None,
+    without: Annotated[
+        list[str] | None,
+        option(
+            COMPARED,
+            "ASSUMPTION",
+            "Leave out the methods that assume this (`list methods`), e.g. expected-noise; repeatable.",
+        ),
+    ] = None,
     against: Annotated[
         str | None,
         option(
@@ -81,6 +89,7 @@ def leaderboard_command(
         settings=setting,
         partitions=partition,
         seeds=seed,
+        without=without or (),
     )
     for text in board.warnings:
         note(f"warning: {text}")

@@ -28,7 +28,7 @@ _Rows = list[dict[str, Any]]  # each with a name and a description
 
 def _methods() -> _Rows:
     """Methods and variants, with their hyper-parameters."""
-    from flnl_bench.methods import declaration, default_methods, variant_values
+    from flnl_bench.methods import assumptions_of, declaration, default_methods, variant_values
 
     registry = default_methods()
     return [
@@ -38,6 +38,7 @@ def _methods() -> _Rows:
             "description": ((cls.__doc__ or "").strip().splitlines() or [""])[0],
             "reference": cls.reference,
             "plugin": registry.origin[name],
+            "assumes": assumptions_of(name),
             "variants": {f"{name}/{variant}": dict(variant_values(cls, variant)) for variant in cls.variants},
             "hyperparameters": _hyperparameters(cls),
         }
@@ -317,6 +318,8 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     if row.get("reference"):
         lines.append(row["reference"])
     lines += [f",{option}" for option in row.get("options", ())]
+    if row.get("assumes"):
+        lines.append(f"assumes: {', '.join(row['assumes'])}")
     if row.get("variants"):
         lines.append(f"variants: {', '.join(row['variants'])}")
     known = row.get("hyperparameters", {})

@@ -62,6 +62,7 @@ class LocalFederation:
     states: dict[int, State] = field(default_factory=dict)
     drop: float = 0.0  # chance of a client not to answer the training calls of a round
     order: Callable[[Sequence[int]], Sequence[int]] = sorted  # the order of work changes no number
+    initial_reads: frozenset[str] = frozenset()  # by `server_state`; part of every round, so of a resumed run
 
     def __post_init__(self) -> None:
         self.begin_round()
@@ -111,6 +112,7 @@ class LocalFederation:
             ),
             "mixtures": self.cost.mixtures,
             "searches": self.cost.searches,
+            "reads": sorted(self.cost.reads | self.initial_reads),
             "sent": merge(self.messages),
         }
 
@@ -229,13 +231,17 @@ class Engine:
         sizes = tuple(len(rows) for rows in scenario.clients)
         initial = copy_weights(sent_weights(method, model))
         self.server = Server(self.terms, seed, placed(initial, self.device), sizes)
+        take_work()
         # Before any process starts, because methods refuse unsuitable settings here.
         with seeded(seed_of(seed, "torch", "server state"), self.device):
             self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
+        reads = take_work().reads
         self.executor: Executor = (
             ProcessPool(method, build, images, devices) if devices.workers else build(self.device, images)
         )
-        self.federation = LocalFederation(method, self.server, self.executor, drop=training.drop)
+        self.federation = LocalFederation(
+            method, self.server, self.executor, drop=training.drop, initial_reads=reads
+        )
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
         """Build the method's model; its initial weights are drawn on the CPU from their own stream."""

@@ -29,11 +29,14 @@ class Cost:
     backward: int = 0  # samples with a gradient
     mixtures: int = 0  # fits of a mixture, on clients and on the server
     searches: int = 0  # searches of the nearest neighbours of all samples of a client
+    reads: frozenset[str] = frozenset()  # fields of Terms that the method read and that count as assumptions
 
     def add(self, other: Cost) -> None:
         """Add the counts of `other` to this one."""
+        self.reads |= other.reads
         for counter in fields(self):
-            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
+            if counter.name != "reads":
+                setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
 
 
 _pending = Cost()  # work of this process that networks cannot count, until the engine takes it
@@ -42,6 +45,11 @@ _pending = Cost()  # work of this process that networks cannot count, until the 
 def count_work(*, mixtures: int = 0, searches: int = 0) -> None:
     """Count work other than passes through a network."""
     _pending.add(Cost(mixtures=mixtures, searches=searches))
+
+
+def count_read(name: str) -> None:
+    """Record that a method read a field of Terms."""
+    _pending.reads |= {name}
 
 
 def take_work() -> Cost:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from flnl_bench.assumptions import ASSUMPTIONS
 from flnl_bench.config import NUMBERS_VERSION, RunConfig, plain_value, written
 from flnl_bench.errors import BadInput, require, unknown
-from flnl_bench.methods import declaration
+from flnl_bench.methods import assumptions_of, declaration
 from flnl_bench.results.run_record import RunRecord
 
 NOISY = ("sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0")
@@ -85,6 +86,23 @@ def chosen(records: Sequence[RunRecord], only: Mapping[str, Names]) -> list[RunR
     if not left and filters:
         raise BadInput(f"no run has this {' and this '.join(filters)}")
     return left
+
+
+def without(records: Sequence[RunRecord], assumptions: Sequence[str]) -> list[RunRecord]:
+    """Return the records of methods that neither declare nor use any of these assumptions."""
+    for key in assumptions:
+        if key not in ASSUMPTIONS:
+            raise unknown("assumption", key, ASSUMPTIONS)
+    avoided = set(assumptions)
+    left = [record for record in records if not avoided.intersection(assumed(record))]
+    if records and not left:
+        raise BadInput(f"all methods assume {' or '.join(assumptions)}: no run is left")
+    return left
+
+
+def assumed(record: RunRecord) -> tuple[str, ...]:
+    """Return what the method of a run assumes: declared or seen by the engine."""
+    return assumptions_of(record.config.method, record.summary.counts if record.summary else None)
 
 
 def _full_name(name: str, value: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RUN_NAMES
 from flnl_bench.errors import BadInput, require
+from flnl_bench.leaderboards import comparability
 from flnl_bench.leaderboards.comparability import Names, chosen
 from flnl_bench.leaderboards.comparison import check_row_name
 from flnl_bench.leaderboards.formats import FORMATS, html_fragment
@@ -207,6 +208,7 @@ def leaderboard(
     settings: Names = None,
     partitions: Names = None,
     seeds: Names = None,
+    without: Sequence[str] = (),
 ) -> Leaderboard:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
@@ -216,6 +218,7 @@ def leaderboard(
             (memorised, sieve_f_score, noise_ratio_correlation, …), or cost.
         against: Add paired differences to this method, with confidence interval and test.
         paper: Add the paper's numbers, with the difference and the agreement of the orders.
+        without: Leave out methods with one of these assumptions (`flnl_bench.assumptions`).
 
     `datasets`, `presets`, `methods`, `settings`, `partitions` and `seeds` select runs by their names.
     """
@@ -233,6 +236,7 @@ def leaderboard(
     finished = [record for record in records if record.done]
     if not finished:
         raise BadInput(f"there is no finished run {where}")
+    finished = comparability.without(finished, [without] if isinstance(without, str) else without)
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
     tables = make_tables(
         chosen(finished, {**only, "method": methods, "seed": seeds}), METRICS[0] if metric == COST else metric

@@ -370,6 +370,7 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         **{name: sum(row[name] for row in rounds) for name in COSTS},
         counts={
             **{name: sum(count[name] for count in counts) for name in COUNTS},
+            "reads": sorted({name for count in counts for name in count.get("reads", ())}),
             "sent": merge(count["sent"] for count in counts),
         },
     )

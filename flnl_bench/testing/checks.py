@@ -97,6 +97,12 @@ CHECKS: dict[str, Sequence[Check]] = {
             _AFTER_TWO_RUNS,
         ),
         Check(
+            methods.check_assumptions,
+            "tables show them, and a comparison may exclude methods that are told the noise rate",
+            "it reads terms.expected_noise or terms.iid, or uploads numbers about samples or classes",
+            _AFTER_RUNNING,
+        ),
+        Check(
             methods.check_travels,
             "--workers sends the method and its model to other processes",
             "a lambda, or a class that is defined inside a function",

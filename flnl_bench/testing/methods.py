@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from flnl_bench.api import Method, Weights
+from flnl_bench.assumptions import ASSUMPTIONS, measured
 from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.client import Call, ClientWorker, Reply
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.hook_checks import check_task
-from flnl_bench.methods import check_class
+from flnl_bench.methods import Declaration, check_class, declarations
 from flnl_bench.results.diagnostics import gather_beliefs, judge
 from flnl_bench.testing.plugin_entries import CannotTell
 from flnl_bench.testing.worlds import (
@@ -150,6 +151,15 @@ def check_blind(method: Method) -> None:
     scenario = toy_scenario()
     other = dataclasses.replace(scenario, true=(scenario.true + 1) % 3)
     _same(run_rounds(toy_engine(method, other)), reference(method)[0], "with other true labels,")
+
+
+def check_assumptions(method: Method) -> None:
+    """It declares the assumptions that the engine sees it use."""
+    name = type(method).name
+    declared = {*type(method).assumes, *declarations().get(name, Declaration()).assumes}
+    used = {key for row in reference(method)[0] for key in measured(row["counts"])}
+    missing = [key for key in ASSUMPTIONS if key in used - declared]
+    assert not missing, f"it {ASSUMPTIONS[missing[0]]}: declare {missing[0]!r} in `assumes`"
 
 
 def check_degenerate_clients(method: Method) -> None:
