@@ -15,6 +15,7 @@ from flnl_bench.results.diagnostics import (
     belief_arrays,
     correlation,
     judge,
+    save_beliefs,
     sieve_scores,
     truly_noisy,
 )
@@ -80,15 +81,14 @@ def test_beliefs_about_samples_by_hand():
     assert report["sieve_precision"] == pytest.approx(3 / 4)
     assert report["sieve_recall"] == pytest.approx(3 / 4)
     assert report["sieve_f_score"] == pytest.approx(3 / 4)
-    assert report["client_sieve"] == {1: {"precision": 0.5, "recall": 1.0, "f_score": 0.6667}}
 
 
 def test_beliefs_about_ratios_by_hand():
     ratios = {0: 0.0, 1: 0.5, 2: 0.4}  # truly 0, 2/3, 1/3
     report = judge({k: Beliefs(noise_ratio=r) for k, r in ratios.items()}, WORLD, [])
-    assert report["noise_ratio_error"] == pytest.approx((0 + 1 / 6 + 1 / 15) / 3)
+    assert report["noise_ratio_error"] == round((0 + 1 / 6 + 1 / 15) / 3, 6)
     expected = np.corrcoef([0.0, 0.5, 0.4], [0, 2 / 3, 1 / 3])[0, 1]
-    assert report["noise_ratio_correlation"] == pytest.approx(expected)
+    assert report["noise_ratio_correlation"] == round(expected, 6)
 
 
 def test_refined_labels_by_hand():
@@ -161,6 +161,17 @@ def test_a_client_without_a_belief_leaves_those_of_the_others():
     arrays = belief_arrays({0: Beliefs(), 1: told}, WORLD)
     assert arrays["clean"].tolist() == [-1, -1, -1, 1, 0, 1]
     np.testing.assert_array_equal(arrays["clean_probability"], [math.nan] * 3 + [0.9, 0.1, 0.8])
+
+
+def test_probabilities_and_losses_are_saved_within_a_thousandth(tmp_path):
+    exact = np.array([1e30, math.nan, math.inf, 0.123456789, 0.0, -7.7654321, 3.0, 1e-9, 0.5])
+    saved = {k: Beliefs(losses=exact[3 * k : 3 * k + 3], clean=np.array([True] * 3)) for k in range(3)}
+    save_beliefs(tmp_path / "beliefs.npz", saved, WORLD)
+    losses = np.load(tmp_path / "beliefs.npz")["losses"]
+    assert losses.dtype == np.float32
+    np.testing.assert_allclose(losses, exact, rtol=1e-3)
+    np.testing.assert_array_equal(losses[[1, 2, 4, 6, 8]], exact[[1, 2, 4, 6, 8]])
+    assert not (losses[np.isfinite(losses)].view(np.uint32) % (1 << 13)).any()  # which is what saves space
 
 
 def test_saved_beliefs_have_the_noise_of_every_client_beside_them():

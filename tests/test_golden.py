@@ -122,7 +122,6 @@ CASES = cases()
 CPU_FACTS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 EARLY = 2  # rounds in which a CPU that rounds otherwise has not yet flipped a selection
 PERCENT = ("accuracy", "memorised", "coverage")  # shares of few images, of which some flip on another CPU
-PER_CLIENT = "diagnostics.client_sieve."  # the same for all clients together is compared
 PASSES = ("forward", "backward")  # follow the selections
 ALWAYS = ("accuracy", "loss")  # floats that are compared in all rounds
 
@@ -201,7 +200,7 @@ def flat(row, start=""):
     for name, value in row.items():
         if isinstance(value, dict):
             yield from flat(value, f"{start}{name}.")
-        elif not start.startswith(PER_CLIENT):
+        else:
             yield start + name, value
 
 

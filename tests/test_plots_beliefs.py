@@ -193,5 +193,5 @@ def test_methods_with_a_loss_sieve_record_its_losses(tmp_path, method):
     result = fb.run(method, "sym-1.0:0.4-0.6", out=tmp_path, device="cpu", **small)
     losses = result.beliefs["losses"]
     assert np.isfinite(losses).all()
-    assert losses.nunique() > 40
+    assert losses.nunique() > 10
     assert np.ptp(losses[result.beliefs["client"] == 0]) > 0

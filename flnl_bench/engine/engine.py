@@ -118,10 +118,10 @@ class LocalFederation:
 
     @property
     def train_loss(self) -> float | None:
-        """Return the mean training loss over the round's clients, weighted by n_k."""
+        """Return the mean training loss over the round's clients, weighted by n_k, as a float32."""
         losses = sorted(self.losses)  # a sum of floats depends on its order
         total = sum(size for _, size in losses)
-        return sum(loss * size for loss, size in losses) / total if total else None
+        return float(np.float32(sum(loss * size for loss, size in losses) / total)) if total else None
 
     @property
     def seen(self) -> set[int]:
@@ -294,7 +294,7 @@ class Engine:
             bytes_up=cost.bytes_up,
             forward=cost.forward,
             backward=cost.backward,
-            seconds=time.perf_counter() - start,
+            seconds=round(time.perf_counter() - start, 3),
             method={**numbers, **members},
             counts=self.federation.counts,
         )
