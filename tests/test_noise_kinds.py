@@ -11,7 +11,7 @@ from test_scenario import toy
 
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
-from flnl_bench.scenario import NOISES, NoisyClient, draw_scenario, parse_setting, stage
+from flnl_bench.scenario import NOISES, NoisyClient, Partition, draw_scenario, parse_setting, stage
 from flnl_bench.scenario.annotators import mean_rate, wrong_share
 from flnl_bench.scenario.instance import flip_rates, label_chances, mean_flip_rate, wrong_class_chances
 from flnl_bench.scenario.noise import labels_and_open
@@ -367,8 +367,7 @@ def test_the_size_of_a_client_changes_no_other_clients_labels_or_images(kind, wr
     shorter = [held[0][:11], *held[1:]]
     made = []
     for clients in (held, shorter):
-        split = SimpleNamespace(name="by hand", split=lambda labels, count, rng, clients=clients: clients)
-        monkeypatch.setattr("flnl_bench.scenario.scenario.parse_partition", lambda name, split=split: split)
+        monkeypatch.setattr(Partition, "split", lambda *_, clients=clients: clients)
         made.append(draw_scenario(data, "iid", setting, 8))
     others = np.concatenate(held[1:])
     assert np.array_equal(made[0].given[others], made[1].given[others])

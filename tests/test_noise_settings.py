@@ -14,6 +14,7 @@ import flnl_bench as fb
 from flnl_bench import NoiseKind, Option
 from flnl_bench.methods import default_methods
 from flnl_bench.scenario import NOISES, draw_scenario, parse_setting
+from flnl_bench.scenario.setting import PEOPLE
 from flnl_bench.testing import toy_dataset
 
 
@@ -21,6 +22,9 @@ from flnl_bench.testing import toy_dataset
     ("name", "canonical"),
     [
         ("pair-0.60,step=1", "pair-0.6"),
+        ("sym-1.0, rates=people, into=local", "sym-1.0,into=local,rates=people"),
+        ("pair-0.6,rates=people", "pair-0.6,rates=people"),
+        ("sparse-0.8:.4-.4,sparsity=.70,into=global", "sparse-0.8:0.4-0.4"),
         ("pair-1,step=-1", "pair-1.0,step=-1"),
         ("pair-1.0,rates=1+2.50+.5,step=-1", "pair-1.0,step=-1,rates=1.0+2.5+0.5"),
         ("matrix-1.0,file=/a-b/T.npy", "matrix-1.0,file=/a-b/T.npy"),
@@ -53,12 +57,17 @@ BAD = {
     "inst-1.0,scale=1,scale=2": "scale is given twice",
     "pmd-1.0,type=4": "type must be 1 or 2 or 3, not '4'",
     "pmd-1.0,scores=pyproject.toml": "pyproject.toml",
+    "matrix-1.0,file=T.npy,into=local": "into=local needs a range of ratios, as in matrix-1.0:0.2-0.4",
+    "sym-1.0:0.1-0.3,rates=people": "rates=people gives the ratios; leave LOW-HIGH out",
+    "inst-1.0,rates=drawn": "rates must be people, not 'drawn'",
+    "real,rates=people": "real",
     "annot-1.0,use": "options are written KEY=VALUE, not 'use'",
     "annot-1.0,pool=2": "pool must be a whole number from 3 to 1000, not '2'",
     "annot-1.0,pool=5,rates=own": "a pool draws its own errors and rates; leave these options out",
     "open-1.0,pool=classes:ten": "unknown class 'ten' in setting 'open-1.0,pool=classes:ten'",
     "open-1.0,pool=classes:9,omega=2": "omega must be a number from 0 to 1, not '2'",
-    "sym-1.0,step=1": "sym has no options",
+    "clean,step=1": "unknown setting 'clean,step=1'",
+    "sym-1.0,step=1": "unknown option 'step' in setting 'sym-1.0,step=1' (allowed: alone, into, rates)",
     "iinst-1.0": "did you mean 'inst-1.0'?",
 }
 
@@ -74,7 +83,8 @@ def test_the_list_shows_kinds_and_options():
     rows = {row["name"]: row for row in flnl("list", "settings", "--json").json["settings"]}
     assert rows["pair-PHI[:LOW-HIGH]"]["options"][0].startswith("step=1: 1 or -1")
     assert rows["open-PHI[:LOW-HIGH],pool=…"]["description"].endswith("ratio 0.2 to 0.4")
-    assert rows["sym-PHI[:LOW-HIGH]"]["options"] == []
+    assert rows["clean"]["options"] == []
+    assert rows["asym-PHI[:LOW-HIGH]"]["options"][0].startswith("rates=…: people: ")
     assert ",omega=1.0: " in flnl("list", "settings").out
 
 
@@ -85,9 +95,11 @@ def test_the_page_about_noise_has_every_kind_and_option_and_settings_that_exist(
         about = [line for line in lines if f"`{kind.name}`" in line.split("|")[1]]
         assert about or kind.name == "clean", kind.name
         for option in kind.options:
+            if option is PEOPLE:  # of every kind with ratios
+                continue
             assert any(f"`{option.name}" in line for line in about), option.name
     settings = re.findall(r"--setting (\S+)", page)
-    assert {parse_setting(name).kind.name for name in settings} == {*SETTINGS}
+    assert {parse_setting(name).kind.name for name in settings} >= {*SETTINGS}
 
 
 def test_a_kind_of_a_plugin_may_have_options_and_prepare_something(monkeypatch):
@@ -111,6 +123,7 @@ SETTINGS = {
     "pmd": "pmd-0.7",
     "open": "open-0.7,pool=classes:8+9,omega=0.5",
     "annot": "annot-0.7,use=aggre",
+    "sparse": "sparse-0.7,rates=drawn,into=local",
 }
 
 

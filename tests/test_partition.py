@@ -228,10 +228,16 @@ def test_a_partition_has_one_name(name, canonical):
 
 
 def test_every_kind_has_an_example_that_is_written_in_its_form():
-    assert EXAMPLES == ["iid", "dir-0.3", "hsu-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3"]
+    assert [
+        *("iid", "dir-0.3", "hsu-0.3", "fedcorr-0.7-10", "shard-2", "quantity-0.3"),
+        *("tail-0.1", "tail-dir-0.1-0.3", "rare-0.2-2-0.05"),
+    ] == EXAMPLES
     forms = [kind.form for kind in PARTITIONS.values()]
-    assert forms == ["iid", "dir-ALPHA", "hsu-ALPHA", "fedcorr-P-ALPHA", "shard-S", "quantity-ALPHA"]
-    assert [parse_partition(name).iid for name in EXAMPLES] == [True, False, False, False, False, False]
+    assert forms == [
+        *("iid", "dir-ALPHA", "hsu-ALPHA", "fedcorr-P-ALPHA", "shard-S", "quantity-ALPHA"),
+        *("tail-IF", "tail-dir-IF-ALPHA", "rare-R-Q-EPS"),
+    ]
+    assert [name for name in EXAMPLES if parse_partition(name).iid] == ["iid", "tail-0.1"]
 
 
 @pytest.mark.parametrize(
@@ -248,6 +254,9 @@ def test_every_kind_has_an_example_that_is_written_in_its_form():
         ("shard-0", "whole number of 1 or more, not '0'"),
         ("shard-1.5", "not '1.5'"),
         ("fedcorr-2-10", "P must be a number from 0.001 to 1, not '2'"),
+        ("tail-0", "IF must be a number from 0.0001 to 1, not '0'"),
+        ("rare-0.2-2", "EPS must be a number from 0 to 1, not ''"),
+        ("rare-0.2-0-0", "Q must be a whole number of 1 or more, not '0'"),
         ("fedcorr-0.7", "α must be a number from 0.001 to 1,000,000, not ''"),
         ("quantity-0", "not '0'"),
         ("dir-0.3,order=last", "order must be label or drawn, not 'last'"),

@@ -106,7 +106,8 @@ def print_scenario(scenario: Scenario) -> None:
     rows = table("client", "size", "classes", "noise", "nominal", "realised", right=numbers)
     for row in client_table(scenario):
         ratios = [_ratio(row[name]) for name in ("nominal", "realised")]
-        rows.add_row(str(row["client"]), str(row["size"]), str(row["classes"]), row["noise"], *ratios)
+        noise = f"{row['noise']}, rare" if row.get("rare") else row["noise"]
+        rows.add_row(str(row["client"]), str(row["size"]), str(row["classes"]), noise, *ratios)
     console, about = stdout(), scenario_summary(scenario)
     console.print(
         f"{about['dataset']} · {about['partition']} · {about['setting']} · seed {about['seed']}", style="bold"
@@ -125,16 +126,17 @@ def print_classes(per_class: list[dict[str, Any]], sampled: int) -> None:
     """The spread of each class over the clients."""
     from flnl_bench.scenario.class_spread import SCARCE, SIMULATED_ROUNDS
 
-    names = ("class", "images", "holders", "effective", "scarce")
+    names = ("class", "images", "holders", "effective", "scarce", "purity")
     rows = table(*names, right=names)
     for row in per_class:
         counts = [str(row[name]) for name in ("class", "images", "holders")]
-        rows.add_row(*counts, f"{row['effective_holders']:.1f}", _ratio(row["scarce"]))
+        ratios = [_ratio(row[name]) for name in ("scarce", "purity")]
+        rows.add_row(*counts, f"{row['effective_holders']:.1f}", *ratios)
     stdout().print(rows)
     say(
         f"effective: 1/Σ share² over the holders of a class; scarce: chance that it has less than "
         f"{SCARCE:.0%} of a round's images, with {sampled} clients per round ({SIMULATED_ROUNDS:,} "
-        f"simulated rounds)"
+        f"simulated rounds); purity: share of right labels among those of the class"
     )
 
 

@@ -32,11 +32,11 @@ def annotators(everyone: NoisyClient) -> Annotators:
     options, setting, off = everyone.options, everyone.setting, 1 - np.eye(everyone.classes)
     if not options["pool"]:
         return Annotators(errors_only(off if options["errors"] is None else read_matrix(everyone, "errors")))
-    if options["errors"] is not None or options["rates"] != "same":
+    if options["errors"] is not None or options["rates"] == "own":
         raise BadInput(
             f"setting {setting.name!r}: a pool draws its own errors and rates; leave these options out"
         )
-    rates = setting.low + (setting.high - setting.low) * everyone.rng.random(options["pool"])
+    rates = setting.ratios_at(everyone.rng.random(options["pool"]))
     # Normalised exponential draws: each row is Dirichlet(1).
     confusion = everyone.rng.standard_exponential((options["pool"], *off.shape)) * off
     return Annotators(errors_only(off), rates, confusion / confusion.sum(axis=2, keepdims=True))
@@ -109,7 +109,7 @@ def annotated_announced(everyone: NoisyClient) -> float:
         return float(wrong_share(options["use"], rate * wrong, agree)[everyone.true].mean())
 
     if options["pool"]:  # three annotators, whose rates are independent
-        return setting.phi * at((setting.low + setting.high) / 2)
+        return setting.phi * at(setting.mean_ratio)
     return setting.phi * mean_over_range(setting, at)
 
 
@@ -132,8 +132,9 @@ ANNOTATORS = NoiseKind(
     options=(
         Option("use", "random: any, aggre: the label of the majority, worse: a wrong one if there is any",
                one_of("random", "aggre", "worse"), "random"),
-        Option("rates", "same: each annotator's error rate is ρ, own: each rate is drawn from 0 to 2ρ",
-               one_of("same", "own"), "same"),
+        Option("rates", "same: each annotator's error rate is ρ, own: each rate is drawn from 0 to 2ρ, "
+               "people: as same, with ratios ρ spread like people's error rates",
+               one_of("same", "own", "people"), "same"),
         Option("errors", "a C×C matrix of the classes that errors lead to; default: any other class", file),
         Option("pool", "number of annotators for all clients, each with its own rate and errors", _pool),
     ),

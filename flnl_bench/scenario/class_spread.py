@@ -41,8 +41,14 @@ def scarce_chance(counts: np.ndarray, sampled: int) -> np.ndarray:
 
 
 def class_table(scenario: Scenario, sampled: int) -> list[dict[str, Any]]:
-    """Return one row per class, by true classes, for `sampled` clients per round."""
+    """Return one row per class, by true classes, for `sampled` clients per round.
+
+    The purity of a class is the share of right labels among its given labels; a class of purity 0 is lost.
+    """
     slots = scenario.slots
+    rows = np.concatenate(scenario.clients)
+    given, right = scenario.given[rows], scenario.given[rows][~scenario.wrong[rows]]
+    labelled, right_ones = (np.bincount(y, minlength=scenario.classes) for y in (given, right))
     counts = np.stack([np.bincount(slots[rows], minlength=scenario.classes) for rows in scenario.clients])
     columns = counts.sum(axis=0), (counts > 0).sum(axis=0), effective_holders(counts)
     return [
@@ -52,6 +58,9 @@ def class_table(scenario: Scenario, sampled: int) -> list[dict[str, Any]]:
             "holders": int(holders),
             "effective_holders": round(float(effective), 2),
             "scarce": round(float(chance), 4),
+            "purity": round(int(right_ones[label]) / int(labelled[label]), 4)
+            if scenario.truth_known and labelled[label]
+            else None,
         }
         for label, (images, holders, effective, chance) in enumerate(
             zip(*columns, scarce_chance(counts, sampled), strict=True)

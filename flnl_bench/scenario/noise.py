@@ -15,10 +15,12 @@ from flnl_bench.random_streams import stream
 from flnl_bench.registry import Registry, call, check_entry
 from flnl_bench.scenario.annotators import ANNOTATORS
 from flnl_bench.scenario.instance import INSTANCE
+from flnl_bench.scenario.localised import LOCAL, reachable_classes, shifted
 from flnl_bench.scenario.open_set import OPEN_SET, deal_pool
 from flnl_bench.scenario.options import parse_options
 from flnl_bench.scenario.pmd import MARGIN
-from flnl_bench.scenario.setting import NoiseKind, NoisyClient, Setting, rounded_down
+from flnl_bench.scenario.setting import PEOPLE_RANGE, NoiseKind, NoisyClient, Setting, rounded_down
+from flnl_bench.scenario.sparse import SPARSE
 from flnl_bench.scenario.transitions import MATRIX, PAIR
 
 
@@ -58,6 +60,10 @@ def parse_setting(name: str) -> Setting:
         rest, *texts = rest.split(",")
     setting = (kind.parse or (share_and_range if kind.ratios else all_clients))(kind, rest)
     setting = replace(setting, options=parse_options(f"setting {name!r}", kind.name, kind.options, texts))
+    if setting.people:
+        if ":" in (rest or ""):
+            raise BadInput(f"setting {name!r}: rates=people gives the ratios; leave LOW-HIGH out")
+        setting = replace(setting, low=PEOPLE_RANGE[0], high=PEOPLE_RANGE[1])
     kind.option_values(setting)  # raises an error for a missing option
     return setting
 
@@ -95,10 +101,11 @@ def _unchanged(client: NoisyClient) -> np.ndarray:
 
 
 def _symmetric(client: NoisyClient) -> np.ndarray:
-    given, places = client.true.copy(), client.candidates()
-    # A shift of 1 to C - 1 reaches every class but the true one, each with the same chance.
-    shift = client.rng.integers(1, client.classes, len(places))
-    given[places] = (given[places] + shift) % client.classes
+    given, places, classes = client.true.copy(), client.candidates(), reachable_classes(client)
+    if len(classes) > 1:
+        # A shift of 1 to C - 1 reaches every class but the true one, each with the same chance.
+        shift = client.rng.integers(1, len(classes), len(places))
+        given[places] = shifted(given[places], shift, classes)
     return given
 
 
@@ -115,7 +122,9 @@ def _asymmetric_inside_superclasses(client: NoisyClient) -> np.ndarray:
 
 def _by_map(client: NoisyClient, class_map: np.ndarray) -> np.ndarray:
     given, places = client.true.copy(), client.candidates()
-    given[places] = class_map[given[places]]
+    wrong = class_map[given[places]]
+    reached = np.isin(wrong, reachable_classes(client))  # `mixed` may keep errors inside the client
+    given[places] = np.where(reached, wrong, given[places])
     return given
 
 
@@ -150,6 +159,7 @@ NOISES: Registry[NoiseKind] = Registry(
             "wrong labels drawn from all other classes, at the share PHI of the clients",
             _symmetric,
             ratios=(0.5, 1.0),
+            options=LOCAL,
         ),
         NoiseKind("asym", "wrong labels by the data set's class map", _asymmetric),
         NoiseKind(
@@ -157,7 +167,9 @@ NOISES: Registry[NoiseKind] = Registry(
             "as asym, by the next class of the true superclass (cifar100)",
             _asymmetric_inside_superclasses,
         ),
-        NoiseKind("mixed", "each noisy client is sym or asym by a fair coin", among=("sym", "asym")),
+        NoiseKind(
+            "mixed", "each noisy client is sym or asym by a fair coin", among=("sym", "asym"), options=LOCAL
+        ),
         NoiseKind(
             "real",
             "the data set's natural noisy labels, or one of several sets of them "
@@ -169,6 +181,7 @@ NOISES: Registry[NoiseKind] = Registry(
         ),
         PAIR,
         MATRIX,
+        SPARSE,
         INSTANCE,
         MARGIN,
         OPEN_SET,
@@ -186,13 +199,17 @@ class ClientNoise:
     nominal: np.ndarray  # float64 [K]
 
 
+def noisy_order(clients: int, seed: int, family: str) -> np.ndarray:
+    """Return the clients in the order in which they become noisy as φ grows."""
+    return stream(seed, "scenario", "noisy-clients", family).permutation(clients)
+
+
 def draw_client_noise(setting: Setting, clients: int, seed: int, family: str) -> ClientNoise:
     """Draw ⌊φK⌋ noisy clients, their kinds of noise and their ratios."""
-    order = stream(seed, "scenario", "noisy-clients", family).permutation(clients)
     noisy = np.zeros(clients, dtype=bool)
-    noisy[order[: rounded_down(setting.phi * clients)]] = True
+    noisy[noisy_order(clients, seed, family)[: rounded_down(setting.phi * clients)]] = True
     quantiles = stream(seed, "scenario", "ratios", family).random(clients)
-    ratios = setting.low + (setting.high - setting.low) * quantiles
+    ratios = setting.ratios_at(quantiles)
     among = setting.kind.among or (setting.kind.name,)
     draws = stream(seed, "scenario", "noise-types", family).random(clients)
     kinds = tuple(among[int(draws[k] * len(among))] if noisy[k] else "clean" for k in range(clients))

@@ -13,6 +13,13 @@ import numpy as np
 from flnl_bench.errors import BadInput, expect, unknown
 from flnl_bench.registry import Registry, call, check_entry
 from flnl_bench.scenario.options import Option, as_text, one_of, parse_options
+from flnl_bench.scenario.scarce_classes import (
+    long_tail,
+    rare_but_clean,
+    rare_clients,
+    split_tail,
+    spread_tail,
+)
 from flnl_bench.scenario.splits import dirichlet, fedcorr, hsu, iid, quantity, shards
 
 
@@ -70,6 +77,11 @@ class PartitionKind:
     least: int = 1  # smallest number of images per client
     iid: bool = False  # whether all clients have the same distribution by construction; methods know it
     options: tuple[Option, ...] = ()
+    # keep(labels, rng, *parameters): the rows in use, if not all of them; `split` gets these
+    keep: Callable[..., np.ndarray] | None = None
+    # rare(clients, *parameters): the number of clients with rare classes, which must be clean. `split` gives
+    # them last, and they get the numbers of the clients that become noisy last.
+    rare: Callable[..., int] | None = None
 
     @property
     def form(self) -> str:
@@ -101,6 +113,20 @@ class Partition:
     def iid(self) -> bool:
         """Whether the partition is IID by construction."""
         return self.kind.iid
+
+    def keep(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the rows in use, sorted: all of them, but for partitions that leave some out."""
+        if self.kind.keep is None:
+            return np.arange(len(labels))
+        who = f"partition {self.name!r}"
+        rows = np.sort(call(who, self.kind.keep, labels, rng, *self.values))
+        fits = len(np.unique(rows)) == len(rows) and np.isin(rows, np.arange(len(labels))).all()
+        expect(bool(fits), who, f"keep must give different rows below {len(labels)}", rows)
+        return rows
+
+    def rare_clients(self, clients: int) -> int:
+        """Return the number of clients that hold rare classes, the last parts of `split`."""
+        return self.kind.rare(clients, *self.values) if self.kind.rare else 0
 
     def split(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, min_size: int = 10
@@ -176,6 +202,7 @@ ORDER = Option(
     one_of("label", "drawn"),
     "label",
 )
+IMBALANCE = Parameter("IF", 0.0001, 1, example=0.1)
 PARTITIONS: Registry[PartitionKind] = Registry(
     "partition",
     "flnl_register_partitions",
@@ -212,6 +239,34 @@ PARTITIONS: Registry[PartitionKind] = Registry(
             quantity,
             (ALPHA,),
             least=10,
+        ),
+        PartitionKind(
+            "tail",
+            "long-tailed classes, the last one IF times as large as the first; split as iid",
+            split_tail,
+            (IMBALANCE,),
+            iid=True,
+            keep=long_tail,
+        ),
+        PartitionKind(
+            "tail-dir",
+            "long-tailed classes, the last one IF times as large as the first; split as dir",
+            spread_tail,
+            (IMBALANCE, ALPHA),
+            least=10,
+            options=(ORDER,),
+            keep=long_tail,
+        ),
+        PartitionKind(
+            "rare",
+            "a share R of the clients, all clean, holds Q classes but for the share EPS of each class",
+            rare_but_clean,
+            (
+                Parameter("R", 0.001, 0.999, example=0.2),
+                Parameter("Q", 1, example=2, integer=True),
+                Parameter("EPS", 0, 1, example=0.05),
+            ),
+            rare=rare_clients,
         ),
     ),
 )

@@ -16,9 +16,10 @@ from flnl_bench.data.dataset import Dataset, LoadProgress
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
 from flnl_bench.registry import call
-from flnl_bench.scenario.noise import apply_noise, parse_setting
+from flnl_bench.scenario.noise import apply_noise, noisy_order, parse_setting
 from flnl_bench.scenario.open_set import in_shape
 from flnl_bench.scenario.partition import parse_partition
+from flnl_bench.scenario.setting import rounded_down
 
 MOST_TRANSITIONS = 2_000_000  # 16 MB; as many as 100 clients have with 141 classes
 
@@ -59,6 +60,16 @@ class Scenario:
     def is_open(self) -> np.ndarray:
         """Whether the image is an open-set image, which has no right class, bool [N]."""
         return self.true < 0
+
+    @cached_property
+    def rare(self) -> np.ndarray | None:
+        """Which clients hold the rare classes, bool [K]; None if the partition has no such clients."""
+        count = parse_partition(self.partition).rare_clients(len(self.clients))
+        if not count:
+            return None
+        rare = np.zeros(len(self.clients), bool)
+        rare[noisy_order(len(rare), self.seed, self.dataset.partition(":")[0])[-count:]] = True
+        return rare
 
     @property
     def slots(self) -> np.ndarray:
@@ -133,19 +144,28 @@ def draw_scenario(
     noise = parse_setting(setting)
     split = parse_partition(partition)
     rows = _subset(dataset, samples, seed)
+    rows = rows[split.keep(dataset.train_y[rows], stream(seed, "scenario", "tail", dataset.family))]
     rng = stream(seed, "scenario", "partition", dataset.family, split.name, clients)
-    held = tuple(rows[part] for part in split.split(dataset.train_y[rows], clients, rng))
+    held = [rows[part] for part in split.split(dataset.train_y[rows], clients, rng)]
+    if rare := split.rare_clients(clients):
+        if rounded_down(noise.phi * clients) > clients - rare:
+            raise BadInput(
+                f"setting {noise.name!r}: with the partition {split.name!r} at most {clients - rare} of "
+                f"{clients} clients can be noisy, because the {rare} clients with rare classes are clean"
+            )
+        parts = dict(zip(noisy_order(clients, seed, dataset.family).tolist(), held, strict=True))
+        held = [parts[client] for client in range(clients)]
     return Scenario(
         dataset=dataset.name,
         partition=split.name,
         setting=noise.name,
         seed=seed,
         samples=samples,
-        clients=held,
+        clients=tuple(held),
         classes=len(dataset.classes),
         dataset_digest=dataset.digest,
         truth_known=dataset.truth_known,
-        **apply_noise(dataset, noise, held, seed),
+        **apply_noise(dataset, noise, tuple(held), seed),
     )
 
 
@@ -192,6 +212,7 @@ def client_table(scenario: Scenario) -> list[dict[str, Any]]:
             "size": len(rows),
             "classes": len(np.unique(slots[rows])),
             "noise": scenario.kinds[client],
+            **({} if scenario.rare is None else {"rare": bool(scenario.rare[client])}),
             "nominal": _number(scenario.nominal[client]),
             "realised": _number(scenario.realised[client]) if known else None,
             **_apart(scenario, scenario.realised[client], scenario.realised_open[client]),

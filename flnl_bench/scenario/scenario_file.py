@@ -128,7 +128,8 @@ def _rebuild(about: Any, arrays: dict[str, np.ndarray]) -> Scenario:
         raise ValueError("the sizes of the clients do not fit the rows")
     if len(np.unique(rows)) < len(rows) or rows.min() < 0 or rows.max() >= total:
         raise ValueError(f"clients must hold different row numbers from 0 to {total - 1}")
-    require(about["samples"] in (None, len(rows)), "samples", about["samples"], f"{len(rows)}, or null")
+    if parse_partition(about["partition"]).kind.keep is None:
+        require(about["samples"] in (None, len(rows)), "samples", about["samples"], f"{len(rows)}, or null")
     true, replaced = _true_and_replaced(arrays, total, about["classes"])
     return Scenario(
         clients=tuple(np.split(rows, np.cumsum(sizes.astype(np.int64))[:-1])),
@@ -181,6 +182,8 @@ def _check_noise(scenario: Scenario, setting: Setting) -> None:
         raise ValueError(f"the setting {scenario.setting} has no clients of the kind {min(unknown_kinds)!r}")
     if setting.kind.name != "clean" and noisy.sum() != rounded_down(setting.phi * len(kinds)):
         raise ValueError(f"{noisy.sum()} of {len(kinds)} clients are noisy, not as {scenario.setting} says")
+    if scenario.rare is not None and (noisy & scenario.rare).any():
+        raise ValueError(f"a client with rare classes is noisy, not as {scenario.partition} says")
     if np.any(nominal[~noisy] != 0) or np.any(scenario.realised[~noisy] > 0):
         raise ValueError("a clean client has wrong labels, or a ratio of them")
     if (scenario.announced is not None) != (setting.kind.announced is not None):
@@ -234,10 +237,14 @@ def _forged(scenario: Scenario, dataset: Dataset, client: int) -> str | None:
     """Return why the labels of a client cannot come from its built-in kind of noise; None if they can."""
     rows, kind = scenario.clients[client], scenario.kinds[client]
     given, true, wrong = scenario.given[rows], scenario.true[rows], scenario.wrong[rows]
+    local = ("into", "local") in parse_setting(scenario.setting).options
     if kind in ("sym", "asym", "asym-super", "pair", "open"):
         most = rounded_down(float(scenario.nominal[client]) * len(rows))
-        if wrong.sum() > most or (kind in ("sym", "open") and wrong.sum() < most):
+        alone = local and len(np.unique(true)) == 1  # then no error may be possible
+        if wrong.sum() > most or (kind in ("sym", "open") and wrong.sum() < most and not alone):
             return f"has {wrong.sum()} wrong labels, where its ratio gives {most}"
+        if local and not alone and not np.isin(given, true).all():
+            return "has labels of classes that it does not hold"
     class_map = {"asym": dataset.asymmetric, "asym-super": dataset.superclass}.get(kind)
     if class_map is not None and np.any(given[wrong] != class_map[true[wrong]]):
         return "has wrong labels that are not those of the class map"

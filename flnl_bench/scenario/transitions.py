@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from flnl_bench.errors import BadInput
+from flnl_bench.scenario.localised import LOCAL, reachable_classes, shifted
 from flnl_bench.scenario.options import Option, file, number, one_of
 from flnl_bench.scenario.setting import NoiseKind, NoisyClient, draw_classes, rounded_down
 
@@ -17,14 +18,14 @@ ROW_SUM_TOLERANCE = 1e-6  # largest difference between the sum of a row and one
 def pair_labels(client: NoisyClient) -> np.ndarray:
     """Give every candidate of class c the label (c + step) mod C."""
     given = client.true.copy()
-    places = client.candidates() if client.shared is None else _candidates_by_class(client)
-    given[places] = (given[places] + client.options["step"]) % client.classes
+    places = client.candidates() if client.shared is None else candidates_by_class(client, client.shared)
+    given[places] = shifted(given[places], client.options["step"], reachable_classes(client))
     return given
 
 
-def _candidates_by_class(client: NoisyClient) -> np.ndarray:
-    """Draw ⌊min(1, ρ·a_c/ā)·n_c⌋ places of each class c, ā the mean of a over the client's labels."""
-    rates, mean = client.shared, client.shared[client.true].mean()
+def candidates_by_class(client: NoisyClient, rates: np.ndarray) -> np.ndarray:
+    """Draw ⌊min(1, ρ·a_c/ā)·n_c⌋ places of each class c, a its rate, ā the client's mean rate."""
+    mean = rates[client.true].mean()
     chosen = []
     for label in np.unique(client.true) if mean > 0 else ():
         places = np.flatnonzero(client.true == label)
@@ -34,7 +35,9 @@ def _candidates_by_class(client: NoisyClient) -> np.ndarray:
 
 
 def _rates(text: str) -> tuple[float, ...] | str:
-    """Parse numbers joined by plus signs, or the path of a file with numbers."""
+    """Parse numbers joined by plus signs, the path of a file with numbers, or `people`."""
+    if text == "people":
+        return text
     try:
         rates = tuple(number(0)(part) for part in text.split("+"))
     except ValueError:
@@ -49,6 +52,8 @@ def _rates(text: str) -> tuple[float, ...] | str:
 def class_rates(everyone: NoisyClient) -> np.ndarray | None:
     """Return a, the relative error rate of each class; None: all classes are alike."""
     rates, classes = everyone.options["rates"], everyone.classes
+    if rates == "people":
+        return None
     if isinstance(rates, str):
         file_rates = everyone.array("rates", classes)
         if not file_rates.any():
@@ -68,7 +73,8 @@ PAIR = NoiseKind(
     pair_labels,
     options=(
         Option("step", "1 or -1, from the true class to the wrong class", one_of(1, -1), 1),
-        Option("rates", "relative error rates of the classes, as 1+2+0.5, or a file", _rates),
+        Option("rates", "relative error rates of the classes, as 1+2+0.5, or a file; or people", _rates),
+        *LOCAL,
     ),
     prepare=class_rates,
 )
@@ -92,12 +98,26 @@ def errors_only(matrix: np.ndarray) -> np.ndarray:
     return np.where(sums > 0, errors / np.where(sums > 0, sums, 1), np.eye(len(matrix)))
 
 
+def reachable_errors(client: NoisyClient, matrix: np.ndarray) -> np.ndarray:
+    """Return D, restricted to the classes that the client's errors can lead to."""
+    reached = np.isin(np.arange(client.classes), reachable_classes(client))
+    return errors_only(matrix * reached)
+
+
+def shared_matrix(everyone: NoisyClient) -> np.ndarray:
+    """Read T; without a ratio its rows are used as they are, so errors cannot be kept inside a client."""
+    if everyone.options["into"] == "local" and math.isnan(everyone.setting.low):
+        name = everyone.setting.name
+        raise BadInput(f"setting {name!r}: into=local needs a range of ratios, as in matrix-1.0:0.2-0.4")
+    return read_matrix(everyone, "file")
+
+
 def matrix_labels(client: NoisyClient) -> np.ndarray:
     """Draw every label from its row of T; with a ratio, ⌊ρn⌋ candidates from their rows of D."""
     if math.isnan(client.ratio):
         return draw_classes(client.shared[client.true], client.rng)
     given, places = client.true.copy(), client.candidates()
-    given[places] = draw_classes(errors_only(client.shared)[given[places]], client.rng)
+    given[places] = draw_classes(reachable_errors(client, client.shared)[given[places]], client.rng)
     return given
 
 
@@ -119,8 +139,11 @@ MATRIX = NoiseKind(
     "labels drawn from the row of your transition matrix; with LOW-HIGH its errors alone, at that ratio",
     matrix_labels,
     ratios=(math.nan, math.nan),
-    options=(Option("file", "C×C numbers, .npy or text, rows: the true class", file, required=True),),
-    prepare=lambda everyone: read_matrix(everyone, "file"),
+    options=(
+        Option("file", "C×C numbers, .npy or text, rows: the true class", file, required=True),
+        *LOCAL,
+    ),
+    prepare=shared_matrix,
     nominal=matrix_ratio,
     announced=matrix_announced,
 )
