@@ -27,7 +27,7 @@ LAYERS = (
     {"methods", "engine", "results"},
     {"running"},
     {"testing", "scaffold"},
-    {"suite", "leaderboards", "observations", "doctor"},
+    {"suite", "leaderboards", "observations", "doctor", "verification"},
     {"plots", "report"},
     {"cli"},
     {"__main__"},

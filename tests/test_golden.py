@@ -10,20 +10,18 @@ weights must be the same; on every CPU, the rounds must be near those in rounds.
 import hashlib
 import json
 import math
-import platform
 import tempfile
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from command_line import flnl, rounds_of
 from safetensors.numpy import load_file
 
 import flnl_bench as fb
 from flnl_bench.methods import default_methods
+from flnl_bench.results.provenance import machine
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKS = {"flnl_methods", "flnl_more"}
@@ -119,7 +117,6 @@ def cases():
 
 
 CASES = cases()
-CPU_FACTS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 EARLY = 2  # rounds in which a CPU that rounds otherwise has not yet flipped a selection
 PERCENT = ("accuracy", "memorised", "coverage")  # shares of few images, of which some flip on another CPU
 PASSES = ("forward", "backward")  # follow the selections
@@ -166,22 +163,10 @@ def digest(rounds, weights):
 
 
 def kind_of_cpu():
-    """What decides how numbers are rounded here: instructions, model of the CPU, libraries.
-
-    Instructions are not enough: with AVX512 a CPU of AMD rounds otherwise than one of Intel.
-    """
-    libraries = [f"{name} {version(name)}" for name in ("torch", "numpy", "scipy", "scikit-learn")]
-    return ", ".join([torch.backends.cpu.get_cpu_capability(), cpu_model(), *libraries])
-
-
-def cpu_model():
-    """Vendor, family and model, without the name, which virtual machines make up."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not on Linux
-        return platform.processor()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return " ".join(facts[name] for name in CPU_FACTS if name in facts)
+    """What decides how numbers are rounded here: instructions, model of the CPU, libraries."""
+    here = machine()
+    libraries = [f"{name} {here['libraries'][name]}" for name in ("torch", "numpy", "scipy", "scikit-learn")]
+    return ", ".join([here["instructions"], here["cpu"], *libraries])
 
 
 def columns(rounds):

@@ -319,6 +319,7 @@ def test_the_record_says_what_was_run_and_where(run):
         "device",
         "workers",
         "instructions",
+        "cpu",
         "threads",
     } == set(about)
     assert about["libraries"]["numpy"] == np.__version__

@@ -23,6 +23,7 @@ from flnl_bench.cli import (
     scenario,
     show,
     suite,
+    verify,
 )
 from flnl_bench.cli.console import Interrupted, note
 from flnl_bench.cli.stdio import standard_streams
@@ -40,6 +41,7 @@ app.command("leaderboard")(leaderboard.leaderboard_command)
 app.command("report")(results.report_command)
 app.command("plot")(plot.plot_command)
 app.command("compare")(compare.compare_command)
+app.command("verify")(verify.verify_command)
 app.command("doctor")(doctor.doctor_command)
 app.add_typer(observe.observe_commands, name="observe")
 app.add_typer(scenario.scenario_commands, name="scenario")

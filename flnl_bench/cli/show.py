@@ -25,6 +25,7 @@ from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.metrics import class_recall
 from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
+from flnl_bench.results.verified import read_status
 
 if TYPE_CHECKING:
     from flnl_bench.methods import Methods
@@ -149,6 +150,8 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
     console.print(config.title, style="bold")
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
+    if record.done:
+        lines.add_row("verified", read_status(record.folder))
     if published := published_line(record):
         lines.add_row("published", published)
     if record.error:

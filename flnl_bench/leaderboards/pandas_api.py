@@ -40,6 +40,7 @@ from flnl_bench.results.run_record import (
     flat_round,
     read_record,
 )
+from flnl_bench.results.verified import read_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -271,7 +272,7 @@ def runs_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
 
     rows = [_run_row(record) for record in records]
     scenario = (f"scenario.{name}" for name in _SCENARIO)
-    fixed = [*RUN_NAMES, *_SUMMARY, *_CONFIG, *scenario, *_RECORD, "code.method", "run_dir"]
+    fixed = [*RUN_NAMES, *_SUMMARY, *_CONFIG, *scenario, *_RECORD, "code.method", "verification", "run_dir"]
     return pd.DataFrame(rows, columns=None if rows else fixed)
 
 
@@ -285,6 +286,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
         **{f"scenario.{name}": getattr(record.scenario, name) for name in _SCENARIO},
         **{name: getattr(record, name) for name in _RECORD},
         **{f"code.{kind}": " ".join(sorted(digests)) for kind, digests in record.code.items()},
+        "verification": read_status(record.folder),
         "run_dir": str(record.folder),
         **{name: value for name, value in config.flat().items() if "." in name},
     }

@@ -29,7 +29,6 @@ from flnl_bench.scenario import NOISES, PARTITIONS, parse_partition, parse_setti
 
 def provenance(config: RunConfig, method: Method, device: torch.device, workers: int) -> dict[str, Any]:
     """Return the facts about packages, code and machine that could explain a difference of numbers."""
-    libraries = ("torch", "torchvision", "numpy", "scikit-learn")
     return {
         "flnl_bench": flnl_bench.__version__,
         "numbers": NUMBERS_VERSION,
@@ -38,12 +37,38 @@ def provenance(config: RunConfig, method: Method, device: torch.device, workers:
         "code": code_digests(config, type(method)),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
-        "libraries": {name: version(name) for name in libraries},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # CPUs with others round otherwise
+        **machine(device),
         "workers": workers,
         "threads": torch.get_num_threads(),
     }
+
+
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """Return the facts that decide how numbers are rounded: equal ones give equal bits.
+
+    Instructions are not enough: with AVX512 a CPU of AMD rounds otherwise than one of Intel.
+    """
+    libraries = ("torch", "torchvision", "numpy", "scipy", "scikit-learn")
+    kind = device.type if device else "cpu"
+    return {
+        "libraries": {name: version(name) for name in libraries},
+        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cpu": cpu_model(),
+    }
+
+
+CPU_FACTS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+
+
+def cpu_model() -> str:
+    """Return vendor, family and model of the CPU, without the name, which virtual machines make up."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not on Linux
+        return platform.processor()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return " ".join(facts[name] for name in CPU_FACTS if name in facts)
 
 
 def code_digests(config: RunConfig, cls: type[Method]) -> dict[str, str]:

@@ -1,0 +1,145 @@
+"""`flnl-bench verify`: check a run, or the runs of a folder or an archive."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from flnl_bench.cli import options
+from flnl_bench.cli.console import note, print_json, stdout, table, waiting
+from flnl_bench.cli.options import option
+from flnl_bench.cli.show import find_run
+from flnl_bench.errors import BadInput
+from flnl_bench.escaping import lines
+from flnl_bench.results.run_record import RUN_FILE, RunRecord
+
+if TYPE_CHECKING:
+    from flnl_bench.verification import Verification
+
+CHECKING = "What is checked"
+_STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+
+
+def verify_command(
+    runs: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|DIR|ARCHIVE",
+            help="A run, as for `show`; a results folder; an archive (.zip); or the word `published`.",
+        ),
+    ],
+    sample: Annotated[
+        int,
+        option(CHECKING, "N", "Of a folder or archive: check this many runs, which a hash of it chooses."),
+    ] = 3,
+    rounds: Annotated[
+        int | None,
+        option(CHECKING, "N", "Train the first N rounds again.", default="what five minutes allow"),
+    ] = None,
+    data_dir: options.DataDir = None,
+    plugin: options.PluginFiles = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check runs: summary, scenario, code, control, and rounds that are trained again and compared by bits.
+
+    The outcome is stored next to run.json: self-reported, re-run or bit-confirmed. Exits with 1 if a run
+    cannot be right.
+    """
+    options.use_plugins(plugin)
+    for name, value in (("--sample", sample), ("--rounds", rounds)):
+        if value is not None and value < 1:
+            raise BadInput(f"{name} is {value}, but must be a whole number from 1")
+    with waiting("loading torch"):
+        from flnl_bench.verification import save_verification, verify
+
+    outcomes: list[Verification] = []
+    with _records(runs) as (every, lasting):
+        chosen = every if len(every) == 1 else _sampled(every, sample)
+        for number, record in enumerate(chosen, 1):
+            title = f"{number} of {len(chosen)}: {record.config.title}"
+            with waiting(title):
+                outcomes.append(verify(record, rounds=rounds, data_dir=data_dir, peers=_peers(record, every)))
+            if lasting:
+                save_verification(outcomes[-1])
+            if not as_json:
+                _print(outcomes[-1])
+    wrong = [outcome for outcome in outcomes if outcome.wrong]
+    if as_json:
+        print_json({"ok": not wrong, "runs": [_as_object(outcome) for outcome in outcomes]})
+    if len(every) > len(outcomes):
+        note(f"{len(outcomes)} of {len(every)} runs were checked; --sample chooses how many")
+    if wrong:
+        note(f"{len(wrong)} of {len(outcomes)} runs cannot be right")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _records(name: str) -> Iterator[tuple[list[RunRecord], bool]]:
+    """Yield the finished runs of a name, and whether their folders last."""
+    from flnl_bench.results import archive
+    from flnl_bench.results.run_folder import read_runs
+
+    path = Path(name)
+    with tempfile.TemporaryDirectory() as folder:
+        if name == "published":
+            records, lasting = archive.published_runs()[0], False
+        elif path.is_file() and path.name != RUN_FILE:
+            if not zipfile.is_zipfile(path):
+                raise BadInput(f"{path} is not an archive (.zip) of `results export`")
+            archive.import_runs(path, Path(folder))
+            records, lasting = read_runs(Path(folder))[0], False
+        elif path.is_dir() and not (path / RUN_FILE).is_file():
+            records, lasting = read_runs(path)[0], True
+        else:
+            records, lasting = [find_run(name)], True
+        done = [record for record in records if record.done]
+        if not done:
+            raise BadInput(f"there is no finished run in {name}")
+        yield done, lasting
+
+
+def _sampled(records: Sequence[RunRecord], count: int) -> list[RunRecord]:
+    """Return some runs, chosen by a hash of each, so that a submitter cannot choose them."""
+
+    def order(record: RunRecord) -> str:
+        text = f"{record.config.hash} {record.last10} {record.best}"
+        return hashlib.blake2b(text.encode()).hexdigest()
+
+    return sorted(records, key=order)[:count]
+
+
+def _peers(record: RunRecord, others: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs among which the control is looked for: the given ones, or those next to the run."""
+    if len(others) > 1:
+        return list(others)
+    from flnl_bench.results.run_folder import read_runs
+
+    setting = record.folder.parent.parent  # DATASET/PARTITION/SETTING/METHOD/RUN; a variant is one deeper
+    if "/" in record.config.method:
+        setting = setting.parent
+    return read_runs(setting)[0] if setting.is_dir() else []
+
+
+def _print(outcome: Verification) -> None:
+    console = stdout()
+    console.print(outcome.record.config.title, style="bold")
+    rows = table("check", "", "result")
+    for finding in outcome.findings:
+        rows.add_row(finding.check, Text(finding.state, _STYLES[finding.state]), lines(finding.text))
+    console.print(rows)
+    console.print("cannot be right" if outcome.wrong else outcome.status, style="bold")
+
+
+def _as_object(outcome: Verification) -> dict[str, object]:
+    findings = [dataclasses.asdict(finding) for finding in outcome.findings]
+    names = {**outcome.record.config.names, "run_dir": str(outcome.record.folder)}
+    return {**names, "status": outcome.status, "rounds": outcome.rounds, "findings": findings}
