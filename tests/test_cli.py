@@ -233,7 +233,7 @@ def test_list_shows_every_kind():
     tables += ["trackers", "plugins"]
     assert list(names) == tables
     assert {"fedavg", "fedprox"} <= set(names["methods"])
-    assert {"quick", "paper"} == set(names["presets"])
+    assert {"quick", "medium", "paper"} == set(names["presets"])
     text = flnl("list").out
     for rows in names.values():
         for name in rows:

@@ -76,7 +76,14 @@ SCENARIOS = [
     ("--setting", "mixed-1.0", "--samples", 200, "--seed", 42),
 ]
 
-SMALL = {"setting": "mixed-1.0", "samples": 200, "clients": 4, "batch_size": 16, "device": "cpu"}
+SMALL = {
+    "setting": "mixed-1.0",
+    "samples": 200,
+    "clients": 4,
+    "batch_size": 16,
+    "model": "tiny-cnn",
+    "device": "cpu",
+}
 LENGTHS = {
     "two": {**SMALL, "epochs": 1, "rounds": 2, "fraction": 0.5},
     "six": {**SMALL, "epochs": 1, "rounds": 6, "fraction": 1.0},  # long enough for what comes after a warm-up

@@ -33,10 +33,10 @@ def metered(**options):
     ("name", "classes", "weights"),
     [
         ("tiny-cnn", 10, 94_762),
-        ("tiny-cnn-quarter", 10, 96_298),
         ("tiny-cnn-16", 10, 24_346),
+        ("tiny-cnn-16-quarter", 10, 25_114),
         ("resnet8", 10, 75_290),
-        ("resnet8-half", 10, 75_290),
+        ("resnet8-wide-half", 10, 308_650),
         ("resnet20", 10, 269_722),
         ("resnet18", 10, 11_173_962),
         ("resnet18-projection", 10, 11_173_962 + 512 * 512 + 2 * 512),
@@ -51,10 +51,10 @@ def test_each_network_has_the_size_of_its_name(name, classes, weights):
 
 @pytest.mark.parametrize("size", [28, 32])
 def test_the_quarter_network_makes_small_images_of_larger_ones_and_sees_every_pixel(size):
-    network = make("tiny-cnn-quarter")
+    network = make("tiny-cnn-16-quarter")
     layers = network.backbone.layers
     assert layers[0](torch.zeros(1, 1, size, size)).shape[2:] == (size // 4, size // 4)
-    small = make().backbone.layers(torch.zeros(1, 1, 8, 8))
+    small = make("tiny-cnn-16").backbone.layers(torch.zeros(1, 1, 8, 8))
     assert layers(torch.zeros(1, 1, size, size)).shape == small.shape
     image = torch.zeros(1, 1, size, size, requires_grad=True)
     layers[0](image).sum().backward()

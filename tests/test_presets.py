@@ -160,13 +160,22 @@ def test_natural_noise_has_its_forget_rate_in_the_paper_preset():
     assert load_preset("paper").hyperparameters("clothing1m", "fl-coteaching")["forget_rate"] == 0.39
 
 
-def test_quick_tunes_no_method_its_hyperparameters_are_those_of_the_paper():
-    quick, paper = load_preset("quick"), load_preset("paper")
-    counts_samples = {"feddiv": {"least_samples": 10}}  # clients are smaller, so this is, too
-    for dataset in {*quick.datasets, *paper.datasets, "another"}:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("quick", {"feddiv": {"least_samples": 10}}), ("medium", {})],  # it counts samples, and clients are smaller
+)
+def test_smaller_presets_tune_no_method_their_hyperparameters_are_those_of_the_paper(name, changes):
+    smaller, paper = load_preset(name), load_preset("paper")
+    for dataset in {*smaller.datasets, *paper.datasets, "another"}:
         for method in default_methods().methods:
-            values = [preset.hyperparameters(dataset, method) for preset in (quick, paper)]
-            assert values[0] == values[1] | counts_samples.get(method, {}), (dataset, method)
+            values = [preset.hyperparameters(dataset, method) for preset in (smaller, paper)]
+            assert values[0] == values[1] | changes.get(method, {}), (dataset, method)
+
+
+def test_medium_is_the_protocol_of_the_paper_but_for_network_and_images():
+    medium, paper = load_preset("medium").training("cifar10"), load_preset("paper").training("cifar10")
+    smaller = {"model": "resnet8-wide-half", "samples": 20_000, "test_samples": 5_000}
+    assert medium == dataclasses.replace(paper, **smaller)
 
 
 def test_quick_has_the_schedule_of_the_paper():

@@ -220,7 +220,7 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
     ("name", "text", "said"),
     [
         ("none.toml", None, "there is no such file"),
-        ("quick.toml", OWN, "none of quick, paper"),
+        ("quick.toml", OWN, "none of quick, medium, paper"),
         ("bad.toml", "[default", "bad.toml is not TOML: "),
         ("bad.toml", "[default]\nlr = " + "1" * 5000, "bad.toml is not TOML: "),
         ("bad.toml", "base = 'quick'\n[default]\nlr = 'all'", "default.lr must be of type float, not 'all'"),

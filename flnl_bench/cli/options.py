@@ -48,7 +48,7 @@ ScenarioFile = Annotated[
     option(SCENARIO, "FILE", "Use an exported scenario instead of these options.", "--scenario"),
 ]
 PresetName = Annotated[
-    str, option(PROTOCOL, "NAME", "quick, paper or FILE.toml; `list presets`.", "--preset")
+    str, option(PROTOCOL, "NAME", "quick, medium, paper or FILE.toml; `list presets`.", "--preset")
 ]
 PluginFiles = Annotated[
     list[Path] | None,

@@ -72,7 +72,7 @@ def run_command(
     ] = None,
     scenario: options.ScenarioFile = None,
     preset: Annotated[
-        str | None, _protocol("NAME", "quick, paper or FILE.toml; `list presets`.", default="quick")
+        str | None, _protocol("NAME", "quick, medium, paper or FILE.toml; `list presets`.", default="quick")
     ] = None,
     rounds: Annotated[int | None, _protocol("N", "Rounds.")] = None,
     fraction: Annotated[float | None, _protocol("F", "Share of the clients per round.")] = None,

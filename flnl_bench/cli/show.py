@@ -78,7 +78,7 @@ def show_command(
     ],
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, paper or a file."),
+        typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, medium, paper or a file."),
     ] = None,
     dataset: options.DatasetName = None,
     method: Annotated[

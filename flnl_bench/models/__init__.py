@@ -59,14 +59,14 @@ MODELS: Registry[ModelKind] = Registry(
             lambda channels, norm: _networks().tiny_cnn(channels, norm),
         ),
         ModelKind(
-            "tiny-cnn-quarter",
-            "tiny-cnn with a stride of 4 in the stem: 32×32 images at the cost of 8×8, 95 thousand weights",
-            lambda channels, norm: _networks().tiny_cnn(channels, norm, stride=4),
+            "tiny-cnn-16",
+            "tiny-cnn half as wide (16, 32 and 64 channels), 24 thousand weights",
+            lambda channels, norm: _networks().tiny_cnn(channels, norm, width=16),
         ),
         ModelKind(
-            "tiny-cnn-16",
-            "tiny-cnn half as wide, 24 thousand weights",
-            lambda channels, norm: _networks().tiny_cnn(channels, norm, width=16),
+            "tiny-cnn-16-quarter",
+            "tiny-cnn-16 with a stride of 4 in the stem: 32×32 images at the cost of 8×8, 25 thousand weights",
+            lambda channels, norm: _networks().tiny_cnn(channels, norm, width=16, stride=4),
         ),
         ModelKind(
             "resnet8",
@@ -74,9 +74,9 @@ MODELS: Registry[ModelKind] = Registry(
             lambda channels, norm: _networks().thin_resnet(8, channels, norm),
         ),
         ModelKind(
-            "resnet8-half",
-            "resnet8 with a stride of 2 in the stem: a quarter of the cost, 75 thousand weights",
-            lambda channels, norm: _networks().thin_resnet(8, channels, norm, stride=2),
+            "resnet8-wide-half",
+            "resnet8 twice as wide, with projections and a stride of 2 in the stem, 0.31 million weights",
+            lambda channels, norm: _networks().resnet8_wide_half(channels, norm),
         ),
         ModelKind(
             "resnet20",

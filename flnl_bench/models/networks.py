@@ -93,10 +93,7 @@ def initialised(module: Module) -> Module:
 
 
 class TinyCNN(nn.Module):
-    """Three convolutions, each with normalisation and ReLU, and the mean over all positions.
-
-    With a width of 16, the losses of right and wrong labels overlap so much that no sieve works.
-    """
+    """Three convolutions, each with normalisation and ReLU, and the mean over all positions."""
 
     def __init__(self, channels: int, norm: str, width: int = 32, stride: int = 1) -> None:
         super().__init__()
@@ -219,10 +216,15 @@ def tiny_cnn(channels: int, norm: str, width: int = 32, stride: int = 1) -> Tiny
     return initialised(TinyCNN(channels, norm, width, stride))
 
 
-def thin_resnet(depth: int, channels: int, norm: str, stride: int = 1) -> ResNet:
-    """Build a ResNet of 6n + 2 layers, n blocks per stage; `stride` is the stride of the stem."""
+def thin_resnet(depth: int, channels: int, norm: str) -> ResNet:
+    """Build a ResNet of 6n + 2 layers, n blocks per stage."""
     blocks = [(depth - 2) // 6] * 3
-    return initialised(ResNet(channels, (16, 32, 64), blocks, norm, projection=False, stride=stride))
+    return initialised(ResNet(channels, (16, 32, 64), blocks, norm, projection=False))
+
+
+def resnet8_wide_half(channels: int, norm: str) -> ResNet:
+    """Build a ResNet of one block per stage and 32 to 128 channels, whose stem halves the size."""
+    return initialised(ResNet(channels, (32, 64, 128), (1, 1, 1), norm, projection=True, stride=2))
 
 
 def wide_resnet(blocks: Sequence[int], channels: int, norm: str) -> ResNet:

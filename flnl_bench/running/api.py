@@ -81,7 +81,7 @@ def run(
         samples: the number of train images, a random subset.
         seed: of all draws.
         scenario: an exported scenario, instead of setting, data set, partition, clients and samples.
-        preset: "quick", "paper" or a TOML file: the protocol, which the following options change.
+        preset: "quick", "medium", "paper" or a TOML file: the protocol, which the following options change.
         rounds: the number of rounds.
         fraction: the share of the clients per round.
         drop: the chance of a sampled client not to answer in a round.

@@ -14,7 +14,7 @@ from flnl_bench.config import TRAINING_FIELDS, Training, as_set, training_change
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.input_files import read_toml
 
-PRESETS = ("quick", "paper")
+PRESETS = ("quick", "medium", "paper")
 TABLES = ("description", "base", "default", "datasets")
 _COUNTS_OR_ALL = ("samples", "test_samples")  # may be "all"
 
