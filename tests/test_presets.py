@@ -57,6 +57,7 @@ def test_the_paper_preset_has_the_values_of_the_paper(dataset):
         "norm": "batch",
         "precision": "float32",
         "compile": "off",
+        "drop": 0.0,
     }
 
 
