@@ -163,7 +163,10 @@ def test_natural_noise_has_its_forget_rate_in_the_paper_preset():
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("quick", {"feddiv": {"least_samples": 10}}), ("medium", {})],  # it counts samples, and clients are smaller
+    [
+        ("quick", {"feddiv": {"least_samples": 10}}),
+        ("medium", {}),
+    ],  # clients are smaller
 )
 def test_smaller_presets_tune_no_method_their_hyperparameters_are_those_of_the_paper(name, changes):
     smaller, paper = load_preset(name), load_preset("paper")

@@ -65,7 +65,7 @@ MODELS: Registry[ModelKind] = Registry(
         ),
         ModelKind(
             "tiny-cnn-16-quarter",
-            "tiny-cnn-16 with a stride of 4 in the stem: 32×32 images at the cost of 8×8, 25 thousand weights",
+            "tiny-cnn-16 with a stride of 4 in the stem, for images of 28×28 or 32×32, 25 thousand weights",
             lambda channels, norm: _networks().tiny_cnn(channels, norm, width=16, stride=4),
         ),
         ModelKind(
