@@ -141,16 +141,26 @@ def test_ranks_agree_with_scipy(values):
 
 def test_what_prints_equal_ties():
     assert rank_column([50.001, 50.004, 10.0]) == [1.5, 1.5, 3.0]
-    assert mark_column([(50.001, 3), (50.004, 3), (10.0, 3)]) == [BEST, BEST, SECOND]
+    assert mark_column([(50.001, 3), (50.004, 3), (10.0, 3)]) == [
+        BEST,
+        BEST,
+        "",
+    ]  # no second next to two best
+
+
+def test_the_last_is_never_second():
+    assert mark_column([(50.0, 3), (10.0, 3)]) == [BEST, ""]
+    assert mark_column([(50.0, 3), (20.0, 3), (10.0, 3)]) == [BEST, SECOND, ""]
+    assert mark_column([(50.0, 3), (10.0, 3), (10.0, 3)]) == [BEST, "", ""]
 
 
 def test_best_and_second_of_each_column_are_marked(table):
     text = main_table(table)
-    assert text.columns == ["clean", "sym-1.0", "asym-1.0", "Avg", "rank"]
-    marks = {line.label: [entry.mark for entry in line.cells] for line in text.rows}
+    assert text.columns == ["clean", "sym-1.0", "asym-1.0", "Avg", "rank", "place", "P(best)"]
+    marks = {line.label: [entry.mark for entry in line.cells[:5]] for line in text.rows if line.ours}
     assert marks == {
-        "fedavg": [SECOND, "", SECOND, "", ""],
-        "fedprox": [BEST, SECOND, SECOND, SECOND, SECOND],
+        "fedavg": [SECOND, "", "", "", ""],
+        "fedprox": [BEST, SECOND, "", SECOND, SECOND],
         "fedgr": ["", BEST, BEST, BEST, BEST],
     }
     assert mark_column([None, (3.0, 1)]) == ["", ""]  # nothing to compare with
@@ -160,12 +170,12 @@ def test_only_numbers_over_the_most_seeds_of_a_column_can_be_best_or_second(tmp_
     fewer = {"clean": (99.0,), "sym-1.0": (99.0, 99.0, 99.0), "asym-1.0": (99.0, 99.0)}
     write_grid(tmp_path, {**GRID, "fedcorr": fewer})
     text = main_table(table_of(tmp_path))
-    entries = {line.label: line.cells for line in text.rows}
+    entries = {line.label: line.cells[:5] for line in text.rows}
     assert [entry.number for entry in entries["fedcorr"]] == ["99.00"] * 4 + ["1.00"]
     assert [entry.mark for entry in entries["fedcorr"]] == ["", BEST, "", "", ""]
     assert [entry.flags for entry in entries["fedcorr"]] == [["†1"], [], ["†2"], ["†2"], ["†2"]]
     assert [entry.mark for entry in entries["fedgr"]] == ["", SECOND, BEST, BEST, BEST]
-    assert [entry.mark for entry in entries["fedprox"]] == [BEST, "", SECOND, SECOND, SECOND]
+    assert [entry.mark for entry in entries["fedprox"]] == [BEST, "", "", SECOND, SECOND]
     assert any("only numbers over the most seeds can be best or second" in note for note in text.notes)
 
 
@@ -186,16 +196,24 @@ def test_methods_and_settings_come_in_the_paper_s_order():
 
 
 # -- statistics --------------------------------------------------------------------------------------
-def test_the_paired_difference_agrees_with_scipy(table):
+def test_the_paired_difference_is_the_mean_over_settings(table):  # 50, 51, 52 and 20, 22, 27
     result = comparisons(table, "fedavg")["fedgr"]
-    differences = [50.0, 51.0, 52.0, 20.0, 22.0, 27.0]
     assert result.pairs == 6
     assert result.difference == 37.0
-    half = scipy.stats.t.interval(0.95, 5, loc=37.0, scale=scipy.stats.sem(differences))
-    assert (result.low, result.high) == pytest.approx(half)
-    assert (result.wins, result.ties, result.losses) == (6, 0, 0)
-    assert result.p == 0.03125  # two-sided and exact: 2 / 2 ** 6
-    assert result.p == scipy.stats.wilcoxon(differences).pvalue
+    assert result.low < 37.0 < result.high
+    assert (result.wins, result.ties, result.losses, result.better) == (6, 0, 0, 1.0)
+    assert result.p is None  # two settings: no p-value is possible
+
+
+def test_settings_are_the_units_of_the_test(tmp_path):
+    gains = dict(zip(NOISY, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True))
+    rows = {"fedavg": dict.fromkeys(NOISY, (50.0, 52.0)), "fedprox": dict.fromkeys(NOISY, (50.0, 52.0))}
+    better = {name: (50.0 + gain, 52.0 + gain) for name, gain in gains.items()}
+    write_grid(tmp_path, {**rows, "fedgr": better})
+    result = comparisons(table_of(tmp_path), "fedavg")
+    assert result["fedgr"].p == 0.03125 == scipy.stats.wilcoxon(list(gains.values())).pvalue  # 2 / 2 ** 6
+    assert (result["fedprox"].p, result["fedprox"].better) == (None, 0.5)  # only ties
+    assert (result["fedprox"].low, result["fedprox"].high) == (0.0, 0.0)
 
 
 def test_ties_count_as_ties_and_leave_too_few_pairs_for_a_test(table):
@@ -232,8 +250,8 @@ def test_against_prints_interval_counts_and_test(tmp_path):
     lines = [line.split() for line in done.out.splitlines()]
     gained = next(line for line in lines if line[:2] == ["fedgr", "6"])
     assert gained[2] == "+37.00"
-    assert gained[-2:] == ["6/0/0", "0.0312"]
-    assert "No test (too few) below 6 pairs that do not tie." in done.out
+    assert gained[-3:] == ["6/0/0", "1.00", "none"]
+    assert "No p-value is possible with 2 settings: below 6 without ties" in " ".join(done.out.split())
 
 
 def test_against_an_unknown_method_names_the_nearest(tmp_path):

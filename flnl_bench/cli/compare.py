@@ -15,9 +15,9 @@ from flnl_bench.cli.outcome import as_object
 from flnl_bench.cli.show import bars, find_run, rounds_to_show, squeeze
 from flnl_bench.config import differences, written
 from flnl_bench.errors import BadInput
+from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
-from flnl_bench.results.statistics import mean_std
 
 HYPER = "hyperparameters."  # prefix of the names of hyper-parameters
 NUMBERS = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")  # of a summary

@@ -10,9 +10,9 @@ from typing import Any
 
 from flnl_bench.cli.console import FACT, duration, facts, percent, stdout, table, with_prefix
 from flnl_bench.config import RUN_NAMES
+from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.results.archive import published_record
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
-from flnl_bench.results.statistics import mean_std
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
 SHARED = [name for name in RUN_NAMES if name != "seed"]

@@ -1,31 +1,41 @@
-"""Paired comparison of methods over seeds × settings, with interval and test."""
+"""Paired comparison of methods over settings and seeds, with interval and test."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
-from flnl_bench.leaderboards.table import Row, Table
-from flnl_bench.results.statistics import mean_std
-
-LEAST_PAIRS = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
+from flnl_bench.leaderboards.statistics import (
+    SIGNIFICANCE,
+    difference_intervals,
+    holm,
+    resample,
+    signed_rank,
+)
+from flnl_bench.leaderboards.table import Cell, Row, Table
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row against the chosen row, over the settings and seeds that both have."""
+    """A row against the chosen row, over the settings and seeds that both have.
+
+    A diverged run loses to every other, and leaves the difference without interval.
+    """
 
     pairs: int
-    difference: float | None  # the mean of the paired differences; this row is better above 0, or below
-    low: float | None  # 95 % confidence interval of the mean (t)
+    difference: float | None  # the mean over settings; this row is better above 0, or below
+    low: float | None  # 95 % interval of the difference, by the bootstrap
     high: float | None
     wins: int
     ties: int
     losses: int
-    p: float | None  # Wilcoxon signed-rank test, two-sided, without ties; None below LEAST_PAIRS
+    better: float | None  # probability of improvement: share of won pairs, ties half, mean over settings
+    p: float | None  # Wilcoxon signed-rank test over settings, or over the seeds of one; Holm over the rows
     diverged_pairs: int  # of which a run diverged
 
 
@@ -53,44 +63,76 @@ def tie(metric: Metric) -> float:
     return 0.5 / float(10**metric.digits)
 
 
-def compare(row: Row, base: Row, settings: Sequence[str], metric: Metric) -> Comparison:
+def compare(table: Table, row: Row, base: Row) -> Comparison:
     """Compare the runs of two rows with the same setting and seed, and so the same scenario."""
+    metric = ALL_METRICS[table.metric]
     limit = tie(metric)
-    pairs = [
-        (row.cells[setting], base.cells[setting], seed)
-        for setting in settings
+    cells = [
+        (row.cells[setting], base.cells[setting], shared)
+        for setting in table.scored
         if setting in row.cells and setting in base.cells
-        for seed in row.cells[setting].values
-        if seed in base.cells[setting].values
+        if (shared := sorted(row.cells[setting].values.keys() & base.cells[setting].values.keys()))
     ]
-    # Equal accuracies may differ by rounding.
-    differences = [round(own.values[seed] - other.values[seed], 9) for own, other, seed in pairs]
-    mean, std = mean_std(differences)
-    low = high = None
-    if mean is not None and std is not None:
-        from scipy.stats import t
-
-        half = float(t.ppf(0.975, len(differences) - 1)) * std / math.sqrt(len(differences))
-        low, high = mean - half, mean + half
+    gains = [[_gain(own, other, seed, metric) for seed in shared] for own, other, shared in cells]
+    every = [gain for seeds in gains for gain in seeds]
+    diverged = sum(
+        seed in (*own.diverged, *other.diverged) for own, other, shared in cells for seed in shared
+    )
+    difference = low = high = None
+    if cells:
+        means = [
+            statistics.fmean(own.values[seed] - other.values[seed] for seed in shared)
+            for own, other, shared in cells
+        ]
+        difference = statistics.fmean(means)
+    if cells and not diverged:
+        low, high = _interval(cells)
     return Comparison(
-        pairs=len(differences),
-        difference=mean,
+        pairs=len(every),
+        difference=difference,
         low=low,
         high=high,
-        wins=sum(metric.sign * d >= limit for d in differences),
-        ties=sum(abs(d) < limit for d in differences),
-        losses=sum(metric.sign * d <= -limit for d in differences),
-        p=_wilcoxon([d for d in differences if abs(d) >= limit]),  # a tie is no evidence
-        diverged_pairs=sum(seed in (*own.diverged, *other.diverged) for own, other, seed in pairs),
+        wins=sum(gain >= limit for gain in every),
+        ties=sum(abs(gain) < limit for gain in every),
+        losses=sum(gain <= -limit for gain in every),
+        better=statistics.fmean(_share_won(seeds, limit) for seeds in gains) if cells else None,
+        p=signed_rank(_finite(gains[0] if len(gains) == 1 else list(map(statistics.fmean, gains)), limit)),
+        diverged_pairs=diverged,
     )
 
 
-def _wilcoxon(differences: Sequence[float]) -> float | None:
-    if len(differences) < LEAST_PAIRS:
-        return None
-    from scipy.stats import wilcoxon
+def _gain(own: Cell, other: Cell, seed: int, metric: Metric) -> float:
+    """Return by how much the own run is better."""
+    lost, won = seed in own.diverged, seed in other.diverged
+    if lost or won:
+        return 0.0 if lost and won else math.inf if won else -math.inf
+    # Equal accuracies may differ by rounding.
+    return round(metric.sign * (own.values[seed] - other.values[seed]), 9)
 
-    return float(wilcoxon(differences).pvalue)
+
+def _share_won(gains: Sequence[float], limit: float) -> float:
+    return statistics.fmean(0.5 if abs(gain) < limit else float(gain > 0) for gain in gains)
+
+
+def _finite(gains: Sequence[float], limit: float) -> list[float]:
+    """Return gains with 0 for ties; a pair with a diverged run is further apart than all others."""
+    most = max((abs(gain) for gain in gains if math.isfinite(gain)), default=0.0)
+    return [0.0 if abs(gain) < limit else max(-most - 1, min(most + 1, gain)) for gain in gains]
+
+
+def _interval(cells: Sequence[tuple[Cell, Cell, Sequence[int]]]) -> tuple[float | None, float | None]:
+    """Return the interval of the mean difference over settings; None if the noise is unknown."""
+    import numpy as np
+
+    scores = np.full((2, len(cells), max(len(shared) for *_, shared in cells)), np.nan)
+    for place, (own, other, shared) in enumerate(cells):
+        for row, cell in enumerate((own, other)):
+            scores[row, place, : len(shared)] = [cell.values[seed] for seed in shared]
+    draws = resample(scores)
+    if draws is None:
+        return None, None
+    low, high = difference_intervals(draws, 0)[:, 1].tolist()
+    return low, high
 
 
 def comparisons(table: Table, name: str) -> dict[str, Comparison]:
@@ -98,5 +140,33 @@ def comparisons(table: Table, name: str) -> dict[str, Comparison]:
     base = find_row(table, name)
     if base is None:
         return {}
+    found = {row.label: compare(table, row, base) for row in table.rows if row is not base}
+    corrected = holm([result.p for result in found.values()])
+    return {
+        label: dataclasses.replace(result, p=p)
+        for (label, result), p in zip(found.items(), corrected, strict=True)
+    }
+
+
+def setting_tests(table: Table, name: str) -> dict[str, dict[str, str]]:
+    """Return "+" or "−" for each setting in which a row differs significantly from a row, by label.
+
+    The test is Wilcoxon's over the seeds of the setting, with Holm's correction over the settings of the row.
+    """
+    base = find_row(table, name)
     metric = ALL_METRICS[table.metric]
-    return {row.label: compare(row, base, table.scored, metric) for row in table.rows if row is not base}
+    marks: dict[str, dict[str, str]] = {}
+    for row in table.rows if base else ():
+        gains = {}
+        for setting in table.settings if row is not base else ():
+            if base and setting in row.cells and setting in base.cells:
+                own, other = row.cells[setting], base.cells[setting]
+                shared = own.values.keys() & other.values.keys()
+                gains[setting] = _finite([_gain(own, other, seed, metric) for seed in shared], tie(metric))
+        p_values = holm([signed_rank(seeds) for seeds in gains.values()])
+        marks[row.label] = {
+            setting: "+" if sum(seeds) > 0 else "−"
+            for (setting, seeds), p in zip(gains.items(), p_values, strict=True)
+            if p is not None and p <= SIGNIFICANCE
+        }
+    return marks

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
 _ROW = ("method", "label", "version", "codes", "hyperparameters")
 _CELL = ("setting", "metric", "mean", "std", "count", "seeds", "diverged", "mark", "rank")
+_STANDING = ("place_low", "place_high", "p_best", "letters", "detectable")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
 _COST = (*COST_COLUMNS, *(f"sent_per_{per}" for per in PER), "leaves")
 _COMPARISON = ("against", *(field.name for field in dataclasses.fields(Comparison)))
@@ -63,6 +64,7 @@ def _table_object(table: Table, board: Leaderboard) -> dict[str, Any]:
         "averaged": table.scored,
         "scenarios": table.scenarios,
         "imported": table.imported,
+        "detectable": table.detectable,
         "notes": table_notes(table),
         "alarms": table.alarms,
     }
@@ -92,6 +94,7 @@ def _row_object(table: Table, row: Row, paper: bool, comparison: Comparison | No
         "cells": {name: {**_cell(cell), "rank": row.ranks.get(name)} for name, cell in row.cells.items()},
         "avg": _cell(row.average) if row.average else None,
         "rank": row.rank,
+        **standing_values(table, row),
         "cost": {**_cost_values(row), "sent": row.sent},
     }
     if paper:
@@ -128,7 +131,41 @@ def column_names(board: Leaderboard) -> tuple[str, ...]:
     if board.metric == COST:
         return (*_TABLE, *_ROW, *_COST)
     more = (*(_PAPER if board.paper else ()), *(_COMPARISON if board.against else ()))
-    return (*_TABLE, *_ROW, *_CELL, *more)
+    return (*_TABLE, *_ROW, *_CELL, *_STANDING, *more)
+
+
+RANKS = (
+    "dataset",
+    "partition",
+    "preset",
+    "protocol",
+    "device",
+    "method",
+    "label",
+    "mean",
+    "rank",
+    *_STANDING[:-1],
+)
+
+
+def rank_lines(board: Leaderboard) -> list[dict[str, Any]]:
+    """Return a line per row of each table: Avg, mean rank, place, probability of being first, letters."""
+    return [
+        {
+            **_row_values(table, row),
+            "mean": row.average.mean if row.average else None,
+            "rank": row.rank,
+            **standing_values(table, row),
+        }
+        for table in board.tables
+        for row in table.rows
+    ]
+
+
+def standing_values(table: Table, row: Row) -> dict[str, Any]:
+    """Return what the seeds say about the place of a row; nothing if they say nothing."""
+    standing = table.standings.get(row.label)
+    return dict(zip(_STANDING, standing, strict=False)) if standing else {}
 
 
 def cell_lines(board: Leaderboard) -> list[dict[str, Any]]:
@@ -150,11 +187,13 @@ def _table_lines(table: Table, board: Leaderboard) -> Iterator[dict[str, Any]]:
         for name in table.settings:
             if name in row.cells:
                 line = _line(table, row, name, row.cells[name], theirs.get(name))
-                yield {**line, "rank": row.ranks.get(name), "mark": marked[name]}
+                seen = {"rank": row.ranks.get(name), "mark": marked[name]}
+                yield {**line, **seen, "detectable": table.detectable.get(name)}
         average = _line(table, row, "avg", row.average, paper_average(theirs, table.scored))
         comparison = compared.get(row.label)
         more = {"against": board.against, **dataclasses.asdict(comparison)} if comparison else {}
-        yield {**average, "rank": row.rank, "mark": marked["Avg"], **more}
+        seen = {"rank": row.rank, "mark": marked["Avg"], **standing_values(table, row)}
+        yield {**average, **seen, **more}
 
 
 def _line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell | None) -> dict[str, Any]:

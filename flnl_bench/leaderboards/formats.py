@@ -108,7 +108,7 @@ _SMALL = "\\small\\setlength{\\tabcolsep}{4pt}"
 # Shrinks only a table that is too wide.
 _SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _SIGN = re.compile(r"(?<!\w)[+-](?=\d)")
-_LATEX_FLAGS = {"†": "\\dagger ", "✗": "\\times "}
+_LATEX_FLAGS = {"†": "\\dagger ", "✗": "\\times ", "−": "-"}
 _LATEX_MARKS = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}"}
 
 
@@ -158,7 +158,7 @@ def _latex_cell(cell: TextCell) -> str:
     if cell.spread:
         text += f"{{\\scriptsize\\,$\\pm$\\,{latex(cell.spread)}}}"
     text = _LATEX_MARKS.get(cell.mark, "{}").format(text)
-    flags = "\\,".join(_LATEX_FLAGS[flag[0]] + flag[1:] for flag in cell.flags)
+    flags = "\\,".join(_LATEX_FLAGS.get(flag[0], flag[0]) + flag[1:] for flag in cell.flags)
     return text + (f"$^{{{flags}}}$" if flags else "")
 
 

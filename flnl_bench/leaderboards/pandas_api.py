@@ -140,7 +140,7 @@ class Leaderboard:
             return [cost_table(table, paper=self.paper) for table in self.tables]
         texts = []
         for table in self.tables:
-            texts.append(main_table(table, paper=self.paper))
+            texts.append(main_table(table, paper=self.paper, against=self.against))
             if self.against is not None:
                 texts.append(comparison_table(table, self.against))
         agreement = agreement_table(self.tables) if self.paper else None
@@ -165,6 +165,15 @@ class Leaderboard:
 
         frame = pd.DataFrame(cell_lines(self), columns=list(column_names(self)))
         return frame.astype({"count": "Int64"}) if "count" in frame else frame
+
+    @property
+    def ranks(self) -> pd.DataFrame:
+        """One row per table and method: Avg, mean rank, interval of the place, P(best) and letters."""
+        import pandas as pd
+
+        from flnl_bench.leaderboards.export import RANKS, rank_lines
+
+        return pd.DataFrame(rank_lines(self), columns=list(RANKS))
 
     def to_markdown(self) -> str:
         """Write tables for GitHub and similar sites."""

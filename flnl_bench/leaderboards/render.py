@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.leaderboards.comparability import NOISY
-from flnl_bench.leaderboards.comparison import LEAST_PAIRS, Comparison, comparisons, find_row, tie
-from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, sent_numbers
+from flnl_bench.leaderboards.comparison import Comparison, comparisons, find_row, setting_tests, tie
+from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, sent_numbers
 from flnl_bench.leaderboards.paper import (
     LEAST_METHODS,
     OVERALL,
@@ -22,14 +22,23 @@ from flnl_bench.leaderboards.paper import (
     paper_cells,
     without_paper_numbers,
 )
-from flnl_bench.leaderboards.table import Cell, Row, Table, mark_table
+from flnl_bench.leaderboards.statistics import (
+    DRAWS,
+    FEWEST_SETTINGS,
+    LEAST_PAIRS,
+    LEVEL,
+    PLACE_LEVEL,
+    least_pairs,
+)
+from flnl_bench.leaderboards.table import Cell, Row, Standing, Table, mark_table
 from flnl_bench.methods import declaration
 
 DIVERGED_NOTE = (
     "✗n: n runs diverged (a loss is not finite): such a number ranks last and is never best or second."
 )
 LEGEND = "Best in bold, second underlined."
-OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"  # kinds of rows
+OURS, PAPER, DIFFERENCE, DETECTABLE = "ours", "paper", "difference", "detectable"  # kinds of rows
+PLACE, FIRST = "place", "P(best)"  # columns
 
 
 @dataclass(frozen=True)
@@ -70,20 +79,29 @@ class TextTable:
     notes: Sequence[str] = ()
 
 
-def main_table(table: Table, *, paper: bool = False) -> TextTable:
-    """Make the table of a metric."""
+def main_table(table: Table, *, paper: bool = False, against: str | None = None) -> TextTable:
+    """Make the table of a metric; with a method that the others are tested against, setting by setting."""
     digits = ALL_METRICS[table.metric].digits
     averages = ["Avg"] if len(table.scored) > 1 else []
     ranked = len(table.rows) > 1
     numbers = [*table.settings, *averages]
+    standings = table.standings
+    tests = setting_tests(table, against) if against is not None else {}
     rows: list[TextRow] = []
     for row, marked in zip(table.rows, mark_table(table), strict=True):
-        cells: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
-        texts = [_text_cell(cells.get(name), marked[name], table.seeds, digits) for name in numbers]
+        own: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
+        signs = tests.get(row.label, {})
+        texts = [
+            _text_cell(own.get(name), marked[name], table.seeds, digits, signs.get(name)) for name in numbers
+        ]
         ranks = [_rank_cell(row, marked["rank"], table.seeds)] if ranked else []
+        ranks += _standing_cells(standings.get(row.label)) if standings else []
         rows.append(TextRow(row.label, [*texts, *ranks]))
         if paper:
             rows += _paper_rows(table, row, numbers, [TextCell() for _ in ranks])
+    if detectable := table.detectable:
+        cells = [TextCell(f"{detectable[name]:.{digits}f}" if name in detectable else "") for name in numbers]
+        rows.append(TextRow("detectable", [*cells, *(TextCell() for _ in ranks)], DETECTABLE))
     about, alarms = about_table(table), list(table.alarms)
     compared = any(row.kind == PAPER for row in rows)
     without_numbers = without_paper_numbers(table) if paper else []
@@ -96,18 +114,21 @@ def main_table(table: Table, *, paper: bool = False) -> TextTable:
         about.append(nothing if without_numbers else "The paper has no numbers for this table.")
     notes = table_notes(table, paper=compared)
     notes += [f"No number of the paper for {text}." for text in without_numbers]
-    columns = [*numbers, *(["rank"] if ranked else [])]
+    notes += _test_notes(table, against, tests) if against is not None else []
+    columns = [*numbers, *(["rank"] if ranked else []), *([PLACE, FIRST] if standings else [])]
     return TextTable(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
 
 
-def _text_cell(cell: Cell | None, mark: str = "", seeds: int = 0, digits: int = 2) -> TextCell:
+def _text_cell(
+    cell: Cell | None, mark: str = "", seeds: int = 0, digits: int = 2, sign: str | None = None
+) -> TextCell:
     if cell is None:
         return TextCell()
     return TextCell(
         number=f"{cell.mean:.{digits}f}",
         spread="" if cell.std is None else f"{cell.std:.{digits}f}",
         mark=mark,
-        flags=_flags(cell.count, seeds, cell.diverged),
+        flags=[*_flags(cell.count, seeds, cell.diverged), *([sign] if sign else [])],
         detail=", ".join(f"seed {seed}: {value:.{digits}f}" for seed, value in cell.values.items()),
     )
 
@@ -116,6 +137,15 @@ def _rank_cell(row: Row, mark: str, seeds: int) -> TextCell:
     if row.rank is None:
         return TextCell()
     return TextCell(f"{row.rank:.2f}", mark=mark, flags=_flags(row.seeds, seeds, row.diverged))
+
+
+def _standing_cells(standing: Standing | None) -> list[TextCell]:
+    """Write the interval of the place with the letters of ties, and the probability of being first."""
+    if standing is None:
+        return [TextCell(), TextCell()]
+    low, high = standing.low, standing.high
+    place = str(low) if low == high else f"{low}–{high}"
+    return [TextCell(f"{place} {standing.letters}".rstrip()), TextCell(f"{standing.best:.2f}")]
 
 
 def _flags(count: int, most: int, diverged: Sequence[int]) -> list[str]:
@@ -164,7 +194,7 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
     return TextTable(f"{table.protocol.title} · cost", columns, rows, about, notes=notes)
 
 
-COMPARISON_COLUMNS = ("pairs", "diff.", "95 % interval", "W/T/L", "p")
+COMPARISON_COLUMNS = ("pairs", "diff.", f"{LEVEL:.0%} interval", "W/T/L", "P(better)", "p (Holm)")
 
 
 def comparison_table(table: Table, name: str) -> TextTable:
@@ -176,20 +206,32 @@ def comparison_table(table: Table, name: str) -> TextTable:
         return TextTable(title, [], [], about=[f"{name} {why} this table."])
     metric = ALL_METRICS[table.metric]
     rows = [TextRow(label, _comparison_cells(result, metric.digits)) for label, result in compared.items()]
-    notes = [
-        f"W/T/L: wins, ties (differences below {tie(metric):g} points) and losses.",
-        "p: two-sided Wilcoxon signed-rank test over the pairs that do not tie, not corrected for the number "
-        "of methods; pairs of one setting are not independent of each other.",
-    ]
-    if any(result.diverged_pairs for result in compared.values()):
-        notes.append("✗n: in n pairs a run diverged.")
-    if any(result.p is None for result in compared.values()):
-        notes.append(f"No test (too few) below {LEAST_PAIRS} pairs that do not tie.")
     about = [
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
-        f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by Student's t."
+        f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by a paired bootstrap."
     ]
-    return TextTable(title, COMPARISON_COLUMNS, rows, about, notes=notes)
+    return TextTable(title, COMPARISON_COLUMNS, rows, about, notes=_comparison_notes(table, compared, metric))
+
+
+def _comparison_notes(table: Table, compared: Mapping[str, Comparison], metric: Metric) -> list[str]:
+    several = len(table.scored) > 1
+    notes = [
+        f"W/T/L: wins, ties (differences below {tie(metric):g} points) and losses; P(better): share of won "
+        "pairs, a tie counts half, mean over settings.",
+        "p: two-sided Wilcoxon signed-rank test over the "
+        f"{'means of settings' if several else 'seeds'} without ties, Holm's correction over the rows.",
+    ]
+    if any(result.diverged_pairs for result in compared.values()):
+        notes.append("✗n: in n pairs a run diverged; it loses, and there is no interval.")
+    if any(result.p is None for result in compared.values()):
+        unit, count = "settings", len(table.scored)
+        if not several:
+            unit, count = "seeds", max(result.pairs for result in compared.values())
+        notes.append(
+            f"No p-value is possible with {count} {unit}: below {LEAST_PAIRS} without ties, none is under "
+            "0.05. The interval is what they can show; `flnl-bench suite plan` says how many are needed."
+        )
+    return notes
 
 
 def _comparison_cells(result: Comparison, digits: int) -> list[TextCell]:
@@ -201,7 +243,8 @@ def _comparison_cells(result: Comparison, digits: int) -> list[TextCell]:
         TextCell(signed(result.difference)),
         TextCell("" if result.low is None else f"{signed(result.low)} to {signed(result.high)}"),
         TextCell(f"{result.wins}/{result.ties}/{result.losses}"),
-        TextCell("too few" if result.p is None else f"{result.p:.3g}"),
+        TextCell("" if result.better is None else f"{result.better:.2f}"),
+        TextCell("none" if result.p is None else f"{result.p:.3g}"),
     ]
 
 
@@ -271,6 +314,7 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
         rows = ", ".join(f"{name} (in {_rows_with(table, name)} rows)" for name in left_out)
         numbers = "the rank" if list(means) == ["rank"] else " and ".join(means)
         notes.append(f"Not in {numbers}: {rows}.")
+    notes += resolution_notes(table)
     counts = {cell.count for row in table.rows for cell in row.cells.values()}
     if len(counts) > 1:
         notes.append(
@@ -292,6 +336,46 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
     if paper:
         notes.append("The paper's ± is as printed; its Avg is computed from its row.")
     return notes
+
+
+def resolution_notes(table: Table) -> list[str]:
+    """Explain what the seeds of a table can show: places, ties and detectable differences."""
+    over = "Avg" if len(table.scored) > 1 else table.scored[0]
+    notes = []
+    if table.standings:
+        drawn = (
+            "settings, then seeds"
+            if len(table.scored) >= FEWEST_SETTINGS
+            else "seeds, so the statements are about these settings alone"
+        )
+        notes.append(
+            f"{PLACE.capitalize()}: {PLACE_LEVEL:.0%} interval of the place in the order by {over}; "
+            f"{FIRST}: probability of being first. Rows that share a letter cannot be told apart: the "
+            f"{LEVEL:.0%} interval of their difference contains 0. By a paired bootstrap over {drawn} "
+            f"({DRAWS} draws)."
+        )
+    elif sum(row.average is not None for row in table.rows) > 1:
+        notes.append("No place, because the noise is unknown: a setting needs two seeds.")
+    if table.detectable:
+        notes.append(
+            "Detectable: the smallest true difference of two rows that these seeds show in 80 % of all cases "
+            "(paired t-test, 5 %)."
+        )
+    return notes
+
+
+def _test_notes(table: Table, against: str, tests: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Explain the marks of tests, and why there are none."""
+    needed = least_pairs(len(table.settings))
+    if not tests:
+        return []
+    text = (
+        f"+ and −: significantly better and worse than {against} in a setting (Wilcoxon signed-rank test "
+        "over its seeds, 5 %, Holm's correction over the settings of a row)."
+    )
+    if table.seeds < needed:
+        return [f"No mark of significance is possible with {table.seeds} seeds: {needed} are needed."]
+    return [text]
 
 
 def _rows_with(table: Table, setting: str) -> str:

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flnl_bench.config import RunConfig, int_if_integral, key_of, written
 from flnl_bench.engine.ledger import Sent
@@ -25,8 +25,19 @@ from flnl_bench.leaderboards.comparability import (
     setting_key,
 )
 from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric, mean_cost, merged_messages
+from flnl_bench.leaderboards.statistics import (
+    detectable_difference,
+    drawn_places,
+    mean_std,
+    paired_spread,
+    resample,
+    tie_letters,
+    told_apart,
+)
 from flnl_bench.results.run_record import METRICS, RunRecord
-from flnl_bench.results.statistics import mean_std
+
+if TYPE_CHECKING:
+    from flnl_bench.leaderboards.statistics import Numbers
 
 BEST, SECOND = "best", "second"
 RowRuns = dict[str, dict[int, RunRecord]]  # by setting and seed
@@ -52,6 +63,15 @@ def cell_over_seeds(values: Mapping[int, float], diverged: Iterable[int] = ()) -
     mean, std = mean_std(values.values())
     assert mean is not None
     return Cell(mean, std, dict(sorted(values.items())), len(values), tuple(sorted(diverged)))
+
+
+class Standing(NamedTuple):
+    """What the seeds say about the place of a row in the order by Avg."""
+
+    low: int  # 90 % interval of its place
+    high: int
+    best: float  # probability of being first
+    letters: str  # rows that share one cannot be told apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +252,53 @@ class Table:
         cells = [cell for row in self.rows for cell in row.cells.values() if cell.count == self.seeds]
         return sorted({tuple(cell.values) for cell in cells})
 
+    def scores(self, rows: Sequence[Row], settings: Sequence[str]) -> Numbers:
+        """Return numbers of rows, higher is better, [rows, settings, seeds]; NaN where there is no run."""
+        import numpy as np
+
+        sign = ALL_METRICS[self.metric].sign
+        names = {name: sorted({seed for row in rows for seed in _values(row, name)}) for name in settings}
+        values = np.full((len(rows), len(settings), max(map(len, names.values()), default=0)), np.nan)
+        for i, row in enumerate(rows):
+            for j, name in enumerate(settings):
+                for k, seed in enumerate(names[name]):
+                    values[i, j, k] = sign * _values(row, name).get(seed, np.nan)
+        return values
+
+    @functools.cached_property
+    def standings(self) -> Mapping[str, Standing]:
+        """What the seeds say about the places of the rows that have an Avg, by label.
+
+        Diverged rows share the last places. Empty if there are fewer than two rows, or no noise is known.
+        """
+        ranked = [row for row in self.rows if row.average]
+        finite = [row for row in ranked if not row.diverged]
+        draws = resample(self.scores(finite, self.scored)) if len(ranked) > 1 and finite else None
+        if draws is None:
+            return {}
+        low, high, best = (values.tolist() for values in drawn_places(draws))
+        order = sorted(range(len(finite)), key=lambda place: -draws.means[place])
+        letters = tie_letters(order, told_apart(draws))
+        standings = {
+            row.label: Standing(low[i], high[i], best[i], letters[i]) for i, row in enumerate(finite)
+        }
+        last = Standing(len(finite) + 1, len(ranked), 0.0, "")
+        return {row.label: standings.get(row.label, last) for row in ranked}
+
+    @functools.cached_property
+    def detectable(self) -> Mapping[str, float]:
+        """The smallest true difference of two rows that the seeds of each setting are likely to show."""
+        found = {}
+        for setting in self.settings:
+            rows = [row for row in self.rows if (cell := row.cells.get(setting)) and not cell.diverged]
+            sets = Counter(tuple(row.cells[setting].values) for row in rows)
+            usual = max(sets, key=lambda seeds: (sets[seeds], len(seeds)), default=())
+            same = [row for row in rows if tuple(row.cells[setting].values) == usual]
+            if len(same) > 1 and len(usual) > 1:
+                spread = paired_spread(self.scores(same, [setting])[:, 0])
+                found[setting] = detectable_difference(spread, len(usual))
+        return found
+
     @property
     def records(self) -> list[RunRecord]:
         """All runs."""
@@ -276,6 +343,10 @@ class Table:
         """A warning that names the runs that were left out, if there are any."""
         reason = "left out, because the same run is there with other numbers"
         return [f"{reason}: {'; '.join(self.left_out)}"] if self.left_out else []
+
+
+def _values(row: Row, setting: str) -> Mapping[int, float]:
+    return row.cells[setting].values if setting in row.cells else {}
 
 
 # -- grouping ----------------------------------------------------------------------------------------
@@ -446,13 +517,15 @@ def mark_table(table: Table) -> list[dict[str, str]]:
 def mark_column(numbers: Sequence[tuple[float, int] | None], digits: int = 2) -> list[str]:
     """Mark the highest number as BEST and the next as SECOND; numbers come with their counts of seeds.
 
-    Only numbers over the most seeds compete; if there is only one of those, nothing is marked. -inf, as of a
+    Only numbers over the most seeds compete; if there is only one of those, nothing is marked. Numbers that
+    print equal share a mark; none is second if two are best, and the last is never second. -inf, as of a
     diverged run, competes but is not marked.
     """
     most = max((number[1] for number in numbers if number), default=0)
     shown = [round(number[0], digits) if number and number[1] == most else None for number in numbers]
-    places = sorted({value for value in shown if value is not None and value > -math.inf}, reverse=True)
-    if sum(value is not None for value in shown) < 2:
-        return [""] * len(shown)
-    names = dict(zip(places, (BEST, SECOND), strict=False))
-    return ["" if value is None else names.get(value, "") for value in shown]
+    competing = [value for value in shown if value is not None]
+    places = sorted({*competing}, reverse=True)
+    marks = {places[0]: BEST} if len(competing) > 1 and places[0] > -math.inf else {}
+    if len(places) > 2 and competing.count(places[0]) == 1 and places[1] > -math.inf:
+        marks[places[1]] = SECOND
+    return ["" if value is None else marks.get(value, "") for value in shown]

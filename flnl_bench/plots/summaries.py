@@ -10,6 +10,7 @@ import numpy as np
 
 from flnl_bench.config import int_if_integral, key_of
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of
 from flnl_bench.plots.style import (
     DIVERGED,
@@ -26,7 +27,6 @@ from flnl_bench.plots.style import (
     titles_of,
 )
 from flnl_bench.results.run_record import METRICS, RunRecord
-from flnl_bench.results.statistics import mean_std
 
 if TYPE_CHECKING:
     from flnl_bench.plots.source import Source

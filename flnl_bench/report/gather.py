@@ -13,9 +13,9 @@ from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, r
 from flnl_bench.leaderboards.pandas_api import Results
 from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
 from flnl_bench.leaderboards.render import DIVERGED_NOTE
+from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
-from flnl_bench.results.statistics import mean_std
 
 POINTS = 200  # of a curve: more than a chart can show
 CURVES = {  # numbers of a round or of its diagnostics, with their titles
