@@ -262,6 +262,9 @@ class Method:
         """Return one loss per example; the mean is minimised."""
         return F.cross_entropy(model(batch.x), batch.y, reduction="none")
 
+    def on_gradient(self, model: Model, batch: Batch, client: Client) -> None:
+        """Change the gradients before the optimiser step, e.g. add those of a proximal term."""
+
     def on_step(self, model: Model, client: Client) -> None:
         """Act after every optimiser step."""
 

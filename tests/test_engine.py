@@ -159,10 +159,13 @@ def test_momentum_and_weight_decay_are_those_of_sgd_and_start_anew_each_round():
 
 
 def test_the_proximal_term_pulls_towards_the_received_weights():
-    model, client = Scalar(), type("C", (), {"received": Scalar()})()
+    model, client = Scalar(), type("C", (), {"received": Scalar(), "scratch": {}})()
     model.w.data.fill_(3.0)
     batch = type("B", (), {"x": torch.zeros(2, 1), "y": torch.tensor([0, 1])})()
-    FedProx(mu=3.0).loss(model, batch, client).mean().backward()
+    method = FedProx(mu=3.0)
+    method.on_receive(model, client)
+    method.loss(model, batch, client).mean().backward()
+    method.on_gradient(model, batch, client)
     assert model.w.grad.item() == pytest.approx(3.0 * 3.0)
 
 

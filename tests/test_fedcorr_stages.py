@@ -114,6 +114,7 @@ class Watched(FedCorr):
     name = "watched"
 
     def on_receive(self, model, client):
+        super().on_receive(model, client)
         client.state.setdefault("pulls", []).append((client.round, client.inbox.get("noise_ratio", 0.0)))
 
 

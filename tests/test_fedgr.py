@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from flnl_methods.fedgr import (
     FedGR,
+    Guide,
     blend,
     clean_posterior,
     newest_pseudo_labels,
@@ -191,11 +192,9 @@ def loss_of(method, round, model, client_logits, x=None):
     x = torch.randn(4, 1, 8, 8, generator=generator)
     client = client_of(round=round, state={})
     client.scratch = {
-        "share": torch.ones(4, 1),
-        "given": F.one_hot(torch.tensor([0, 1, 2, 0]), 3).float(),
-        "guess": torch.zeros(4, 3),
-        "features": torch.randn(4, 128, generator=generator),
-        "logits": client_logits,
+        "target": F.one_hot(torch.tensor([0, 1, 2, 0]), 3).float(),
+        "anchor": Guide.of(torch.randn(4, 128, generator=generator), 0.5, method.lambda_r),
+        "guide": Guide.of(client_logits, 0.5, method.lambda_b),
     }
     batch = SimpleNamespace(x=x, views=(x,), index=torch.arange(4), y=torch.tensor([0, 1, 2, 0]))
     return method.loss(model, batch, client).mean()
@@ -237,7 +236,7 @@ def test_the_three_parts_add_up():
 def test_the_divergence_of_equal_logits_is_zero_and_has_no_gradient():
     teacher = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     student = teacher.clone().requires_grad_()
-    divergence = kl_divergence(teacher, student, 0.5).mean()
+    divergence = Guide.of(teacher, 0.5, 1.0).divergence(student, 0.5).mean()
     divergence.backward()
     assert divergence.item() == pytest.approx(0, abs=1e-7)
     assert student.grad.abs().max() < 1e-7
@@ -248,6 +247,7 @@ def test_the_divergence_has_no_temperature_factor():
     soft = lambda z: torch.softmax(z / 0.5, 1)  # noqa: E731
     expected = (soft(p) * (soft(p) / soft(q)).log()).sum()
     assert kl_divergence(p, q, 0.5).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert Guide.of(p, 0.5, 3.0).divergence(q, 0.5).item() == pytest.approx(3 * expected.item(), rel=1e-5)
 
 
 # -- schedule, messages, cost ------------------------------------------------------------------------
@@ -329,7 +329,6 @@ def received_by(client_id, inbox, round, method=None, **options):
 
         def plan(self, model, client):
             seen.update(client.scratch, state=client.state, y=client.y)
-            seen["target"] = blend(seen["share"], seen["given"], seen["guess"])
             seen["weak"] = client.map(lambda b: b.x, views=("weak",))
             seen["received"] = client.received.both(seen["weak"])
             seen["teacher_logits"] = client.bind(client.state["teacher"])(seen["weak"])
@@ -373,5 +372,8 @@ def test_a_client_that_the_server_does_not_know_counts_as_clean():
 
 def test_features_and_teacher_logits_are_of_one_weak_image():
     seen = received_by(0, {}, round=5)
-    assert torch.equal(seen["features"], seen["received"][0])
-    assert torch.equal(seen["logits"], seen["teacher_logits"])
+    for guide, outputs, weight in (
+        ("anchor", seen["received"][0], 0.1),
+        ("guide", seen["teacher_logits"], 1.0),
+    ):
+        torch.testing.assert_close(seen[guide].p, weight * (outputs / 0.5).softmax(1))

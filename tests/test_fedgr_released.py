@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flnl_methods.fedgr import FedGR, clean_posterior, losses_of
+from flnl_methods.fedgr import FedGR, blend, clean_posterior, losses_of
 from flnl_methods.fedgr_released import FedGRReleased, ramped_decay
 from test_fedgr import OneWeight, client_of, judgement
 
@@ -34,6 +34,12 @@ class FixedLogits(torch.nn.Module):
         return torch.zeros(len(x), 2), self.logits
 
 
+def labels(share, given, guess):
+    """What a client keeps of its labels."""
+    parts = {"share": share.unsqueeze(1), "given": given, "guess": guess}
+    return {**parts, "target": blend(**parts)}
+
+
 def two_samples(method):
     """Cross-entropies of the given labels 1 and 3; only the first has a label in the store, with 2."""
     log_p = torch.tensor([[-1.0, -2.0], [-3.0, -9.0]])
@@ -43,11 +49,8 @@ def two_samples(method):
     share, other = method.refine_labels(
         torch.tensor([0.9, 0.1]), torch.tensor([True, False]), 0.5, torch.tensor([1, -1])
     )
-    client.scratch = {
-        "share": share.unsqueeze(1),
-        "given": F.one_hot(torch.tensor([0, 0]), 3).float(),
-        "guess": torch.tensor([[0.0, 1, 0], [0, 0, 0]]),
-    }
+    given, guess = F.one_hot(torch.tensor([0, 0]), 3).float(), torch.tensor([[0.0, 1, 0], [0, 0, 0]])
+    client.scratch = labels(share, given, guess)
     assert other.tolist() == [1, -1]
     batch = Batch((torch.zeros(2, 1),), torch.tensor([0, 0]), torch.arange(2))
     return method.loss(model, batch, client).mean().item()
@@ -70,7 +73,7 @@ def test_the_teacher_follows_twice_a_step_over_the_life_of_the_client_and_the_wa
     client = client_of(round=0, state={"teacher": {"w": torch.tensor([0.0])}, "followed": 0})
     expected = 0.0
     for step, local in enumerate((1.0, 2.0, 5.0)):
-        client.scratch["live"] = {"w": torch.tensor([local])}
+        client.scratch["follow"] = [client.state["teacher"]["w"]], [torch.tensor([local])]
         method.on_step(None, client)
         for n in (2 * step + 1, 2 * step + 2):
             expected = ramped_decay(n, 0.99) * expected + (1 - ramped_decay(n, 0.99)) * local
@@ -166,7 +169,7 @@ def teacher_after_a_second_visit(**switches):
 def test_the_teacher_is_revised_again_after_its_logits_were_taken():
     once, old = teacher_after_a_second_visit()
     twice, _ = teacher_after_a_second_visit(revise_twice=True)
-    assert torch.equal(once["logits"], twice["logits"])
+    assert torch.equal(once["guide"].p, twice["guide"].p)
     for name, w_g in once["received"].items():
         torch.testing.assert_close(once["teacher"][name], 0.9 * old[name] + 0.1 * w_g)
         torch.testing.assert_close(twice["teacher"][name], 0.81 * old[name] + 0.19 * w_g)
@@ -204,7 +207,7 @@ def test_the_anchor_of_the_first_release_is_the_weak_view_in_every_step():
     assert method.views() == ("strong", "weak")
     client = client_of(round=5, received=Received(), state={})
     # No label at all: only R is left, and the local features are zero.
-    client.scratch = {"share": torch.zeros(1, 1), "given": torch.eye(2)[:1], "guess": torch.zeros(1, 2)}
+    client.scratch = labels(torch.zeros(1), torch.eye(2)[:1], torch.zeros(1, 2))
     strong, weak = torch.tensor([[2.0, 0.0]]), torch.zeros(1, 2)
     for views, loss in (((strong, weak), 0.0), ((weak, strong), 0.603052)):  # KL(softmax(4, 0) ‖ ½, ½), T = ½
         batch = Batch(views, torch.tensor([0]), torch.arange(1))
@@ -219,9 +222,9 @@ def test_with_one_epoch_there_is_no_second_look():
 
 
 def test_the_mean_of_a_batch_has_the_precision_of_the_logits():
-    scratch = {"share": torch.tensor([[0.9], [0.1]]), "given": torch.eye(2), "guess": torch.zeros(2, 2)}
     client = client_of(round=5, state={})
-    client.scratch = scratch
+    given, guess = torch.eye(2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
+    client.scratch = labels(torch.tensor([0.9, 0.1]), given, guess)
     batch = Batch((torch.zeros(2, 1),), torch.tensor([0, 1]), torch.arange(2))
     method = alone("batch_weights", lambda_b=0.0, lambda_r=0.0)
     loss = method.loss(FixedLogits(torch.zeros(2, 2, dtype=torch.float64)), batch, client)
@@ -238,7 +241,7 @@ def test_without_refining_labels_are_judged_one_by_one_and_the_store_grows_all_t
     assert other.tolist() == [-1, -1]
     off = {"lambda_b": 0.0, "lambda_r": 0.0, "refine": False}
     client = client_of(round=5, state={})
-    client.scratch = {"share": share.unsqueeze(1), "given": torch.eye(2), "guess": torch.zeros(2, 2)}
+    client.scratch = labels(share, torch.eye(2), torch.zeros(2, 2))
     batch = Batch((torch.zeros(2, 1),), torch.tensor([0, 1]), torch.arange(2))
     losses = alone("batch_weights", **off).loss(FixedLogits(torch.zeros(2, 2)), batch, client)
     assert losses[1] == 0 < losses[0]

@@ -11,6 +11,7 @@ from two_networks import Fixed
 
 from flnl_bench import Server, Step, Terms
 from flnl_bench.numerics import (
+    add_pull,
     average,
     bounded_cross_entropy,
     class_counts,
@@ -72,6 +73,23 @@ def test_a_distance_pulls_the_model_and_not_its_anchor():
     assert anchor.z.grad is None
     after = model.z - 0.01 * model.z.grad
     assert after.tolist() == pytest.approx([0.999, 2.0, 3.002])
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_a_pull_is_the_gradient_of_its_proximal_term(squared):
+    start = [torch.randn(3, 2, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    weights, anchors = [nn.Parameter(w.clone()) for w in start[:2]], start[2:]
+    total = sum((w - fixed).square().sum() for w, fixed in zip(weights, anchors, strict=True))
+    (weights[0].sum() + 0.3 * (0.5 * total if squared else total.sqrt())).backward()
+    expected = [w.grad.clone() for w in weights]
+    weights[0].grad, weights[1].grad = torch.ones(3, 2), None
+    add_pull(weights, anchors, 0.3, squared=squared)
+    for w, gradient in zip(weights, expected, strict=True):
+        torch.testing.assert_close(w.grad, gradient)
+
+
+def test_sums_of_finite_weights_that_overflow_are_no_divergence():
+    assert is_finite({"w": torch.full((4,), 3e38)})
 
 
 def test_a_distance_leaves_batchnorm_statistics_out():

@@ -99,6 +99,34 @@ def build_worker(
     return ClientWorker(method, terms, federated, training, model, seed)
 
 
+class Frozen:
+    """A model for weights that are not trained; it shares memory with the weights it is bound to."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.networks = model, _networks(model)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}  # by name: where a module keeps the tensor
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            owner, _, last = name.rpartition(".")
+            kept = modules[owner]._parameters if isinstance(tensor, nn.Parameter) else modules[owner]._buffers
+            self._places[name] = (kept, last)
+
+    def bind(self, weights: Weights, needed: Iterable[str]) -> None:
+        """Replace the weights; refuse unknown names, other shapes, and a lack of those that are needed."""
+        # As load_state_dict(assign=True), which takes as long as a training step of a small network.
+        wrong = {*(weights.keys() - self._places.keys()), *(set(needed) - weights.keys())}
+        if wrong:
+            raise KeyError(f"weights do not fit the model: {sorted(wrong)}")
+        for name, tensor in weights.items():
+            kept, last = self._places[name]
+            before = kept[last]
+            if before.shape != tensor.shape:
+                shapes = f"{name} is {tuple(tensor.shape)}, not {tuple(before.shape)}"
+                raise ValueError(f"weights do not fit the model: {shapes}")
+            trains = isinstance(before, nn.Parameter)
+            kept[last] = nn.Parameter(tensor.detach(), requires_grad=False) if trains else tensor.detach()
+
+
 @dataclass
 class ClientWorker:
     """Models and data on one device. It answers one call at a time, so it is also the simplest executor."""
@@ -115,12 +143,13 @@ class ClientWorker:
         self.device = self.images.device
         # Models for weights that are not trained. They are built once and get other weights at every use:
         # copying a network costs more than a training step of a small one.
-        self._frozen: list[nn.Module] = []
+        self._frozen: list[Frozen] = []
         self._used = 0
-        self._meter(self.model)
+        self._trained = _networks(self.model)
+        self._meter(self._trained)
         mode = COMPILE_MODES[self.training.compile]
         if mode:
-            for network in _networks(self.model):
+            for network in self._trained:
                 network.backbone.compile(mode=mode)
         self._live = network_weights(self.model)
         others = [t for n, t in self.model.state_dict(keep_vars=True).items() if n not in self._live]
@@ -196,6 +225,7 @@ class ClientWorker:
                 client.held.clear()
                 loss = as_losses(who, method.loss(model, batch, client), len(batch.y)).mean()
                 torch.autograd.backward(loss)
+                method.on_gradient(model, batch, client)
                 optimiser.step(client.held)
                 method.on_step(model, client)
                 total += loss.detach()
@@ -212,8 +242,9 @@ class ClientWorker:
         """Make the client object that the method sees."""
         self.cost = Cost()
         self._used = 0
-        for module in (self.model, *self._frozen):
-            self._meter(module)
+        self._meter(self._trained)
+        for frozen in self._frozen:
+            self._meter(frozen.networks)
         state = None if call.state is None else placed(call.state, self.device)
         client = Client(
             terms=self.terms,
@@ -241,8 +272,8 @@ class ClientWorker:
         """Seed torch's own generators for this call: dropout draws from them."""
         return seeded(seed_of(self.seed, "torch", *_call_name(call)), self.device)
 
-    def _meter(self, model: nn.Module) -> None:
-        for network in _networks(model):
+    def _meter(self, networks: Iterable[Network]) -> None:
+        for network in networks:
             network.meter, network.autocasts = self.cost, self.training.precision == "bfloat16"
 
     @torch.no_grad()
@@ -259,15 +290,12 @@ class ClientWorker:
     def _bind(self, weights: Weights) -> nn.Module:
         """Return a frozen model in evaluation mode that shares memory with these weights."""
         if self._used == len(self._frozen):
-            self._frozen.append(copy.deepcopy(self.model).requires_grad_(False).eval())
-        model = self._frozen[self._used]
+            self._frozen.append(Frozen(copy.deepcopy(self.model).requires_grad_(False).eval()))
+        frozen = self._frozen[self._used]
         self._used += 1
-        self._meter(model)
-        keys = model.load_state_dict(weights, strict=False, assign=True)
-        wrong = {*keys.unexpected_keys, *(name for name in keys.missing_keys if name in self._sent)}
-        if wrong:
-            raise KeyError(f"weights do not fit the model: {sorted(wrong)}")
-        return model
+        self._meter(frozen.networks)
+        frozen.bind(weights, self._sent)
+        return frozen.model
 
     def _map(self, call: Call, fn: Callable[[Batch], Any], views: Sequence[str]) -> Any:
         """Apply fn to all examples in order; a view gives the same images at each call."""

@@ -6,7 +6,7 @@ takes longer than the import of torch, and its wrappers cost a tenth of a small 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,14 @@ class SGD:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> None:
-        self.parameters = dict(parameters)
+        self.names, self.parameters = zip(*parameters, strict=True)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self._momenta: dict[str, Tensor] = {}
+        # Made at a parameter's first gradient, as zeros, so that the first step is like any other.
+        self._momenta: list[Tensor | None] = [None] * len(self.parameters)
 
     def zero_grad(self) -> None:
         """Set the gradients to None; with zeros, weight decay and momentum would still change parameters."""
-        for parameter in self.parameters.values():
+        for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
@@ -42,25 +43,23 @@ class SGD:
             held: flags by top-level part of the model; a part whose flag is 1 keeps w and v. The flag is read
                 on the device, so nothing waits for it.
         """
+        live = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         # Each part with a flag needs its own call: the kernel has one flag for all its tensors.
-        live = {name: p for name, p in self.parameters.items() if p.grad is not None}
         for part, flag in (held or {}).items():
-            flagged = {name: live.pop(name) for name in list(live) if name.split(".")[0] == part}
+            flagged = [i for i in live if self.names[i].split(".")[0] == part]
+            live = [i for i in live if i not in flagged]
             self._move(flagged, flag.to(torch.float32))
         self._move(live, None)
 
-    def _move(self, live: Mapping[str, nn.Parameter], hold: Tensor | None) -> None:
+    def _move(self, live: Sequence[int], hold: Tensor | None) -> None:
         if not live:
             return
-        momenta: list[Tensor] = []
-        if self.momentum:
-            for name in live.keys() - self._momenta.keys():
-                self._momenta[name] = torch.zeros_like(live[name])  # so the first step is like any other
-            momenta = [self._momenta[name] for name in live]
+        weights = [self.parameters[i] for i in live]
+        momenta = [self._momentum(i) for i in live] if self.momentum else []
         # A private function of torch, which torch.optim.SGD(fused=True) calls; a test compares both.
         torch._fused_sgd_(
-            list(live.values()),
-            [p.grad for p in live.values() if p.grad is not None],
+            weights,
+            [p.grad for p in weights if p.grad is not None],
             momenta,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
@@ -71,3 +70,9 @@ class SGD:
             is_first_step=False,
             found_inf=hold,  # intended for overflown gradients: if 1, the kernel writes nothing
         )
+
+    def _momentum(self, i: int) -> Tensor:
+        kept = self._momenta[i]
+        if kept is None:
+            kept = self._momenta[i] = torch.zeros_like(self.parameters[i])
+        return kept

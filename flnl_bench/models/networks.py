@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch.nn.functional as F
-from torch import Tensor, autocast, bfloat16, is_grad_enabled, nn
+from torch import Tensor, autocast, bfloat16, nn
 from torch.compiler import is_compiling
 
 from flnl_bench.engine.ledger import Cost
@@ -31,8 +31,9 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the features [B, D] of images [B, C, H, W]."""
-        self._count(x.shape[0])
-        return self._run(self.backbone, x)
+        features = self._run(self.backbone, x)
+        self._count(features)
+        return features
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits [B, classes] of images."""
@@ -51,14 +52,14 @@ class Network(nn.Module):
             converted: Tensor = part(x).float()
             return converted
 
-    def _count(self, samples: int) -> None:
+    def _count(self, features: Tensor) -> None:
         # A compiled caller would be compiled again for every value of the counters. To compile and
         # count, compile only the backbone: `network.backbone.compile()`.
         if is_compiling() or self.meter is None:
             return
-        self.meter.forward += samples
-        if is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-            self.meter.backward += samples
+        self.meter.forward += len(features)
+        if features.requires_grad:
+            self.meter.backward += len(features)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         # A copy, such as the teacher of a method, counts into the same meter.

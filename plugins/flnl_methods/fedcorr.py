@@ -42,13 +42,13 @@ from flnl_bench import (
     Update,
 )
 from flnl_bench.numerics import (
+    add_pull,
     bounded_cross_entropy,
     clients_in_turn,
     is_finite,
     loss_mixture,
     mixed,
     mixup_cross_entropy,
-    squared_distances,
     with_mixup,
 )
 from flnl_methods.intrinsic_dimension import client_dimension
@@ -79,6 +79,7 @@ class FedCorr(Method):
 
     name = "fedcorr"
     reference = "Xu et al., FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022"
+    version = 2  # the recorded training loss is that of MixUp alone
 
     iterations: Annotated[int, Range(1)] = 5  # T1, at most; fewer in short runs
     finetuning_share: Share = 10 / 19  # T2 as a share of the rounds after stage 1
@@ -192,6 +193,10 @@ class FedCorr(Method):
             "lid_dropped": 0.0,
         }
 
+    def on_receive(self, model: nn.Module, client: Client) -> None:
+        """w and w_g."""
+        client.scratch["pair"] = list(model.parameters()), list(client.received.parameters())
+
     def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
         """Shuffled epochs with MixUp; the authors leave the first batch of an epoch without a norm."""
         steps: list[Step] = []
@@ -202,15 +207,18 @@ class FedCorr(Method):
         yield with_mixup(steps, client.rng, self.mixup)
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
-        """MixUp on the current labels, plus β·μ_k·‖w − w_g‖."""
+        """MixUp on the current labels."""
         lam, order = batch.note["lam"], batch.note["order"]
-        labels = client.state["labels"][batch.index]
+        labels = client.state["labels"].index_select(0, batch.index)
         logits = model(mixed(batch.x, lam, order))
-        total = mixup_cross_entropy(logits, labels, labels[order], lam)
-        pull = self.beta * client.inbox.get("noise_ratio", 0.0)
+        return mixup_cross_entropy(logits, labels, labels.index_select(0, order), lam)
+
+    def on_gradient(self, model: nn.Module, batch: Batch, client: Client) -> None:
+        """The gradient of the proximal term β·μ_k·‖w − w_g‖, or of β·μ_k·‖w − w_g‖²."""
+        pull, squared = self.beta * client.inbox.get("noise_ratio", 0.0), self.prox == "squared"
         if pull > 0 and batch.note["proximal"]:
-            total = total + pull * distance(model, client.received, squared=self.prox == "squared")
-        return total
+            weights, anchors = client.scratch["pair"]
+            add_pull(weights, anchors, 2 * pull if squared else pull, squared=squared)
 
     def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
         """Stage 1: the mean LID of the local model's predictions; NaN where it is not defined."""
@@ -294,12 +302,6 @@ def corrected(labels: Tensor, q: Tensor, candidates: Tensor, confidence: float) 
     """Labels of candidates replaced by the prediction where it is more confident than θ."""
     top, guess = q.max(1)
     return torch.where(candidates & (top > confidence), guess, labels)
-
-
-def distance(model: nn.Module, received: nn.Module, *, squared: bool) -> Tensor:
-    """‖w − w_g‖ over all trainable parameters together, or its square."""
-    total = squared_distances(model, received).sum()
-    return total if squared else (total + 1e-12).sqrt()  # the root of 0 has no gradient
 
 
 def clean_clients(noise_ratio: np.ndarray, threshold: float, sampled: int) -> np.ndarray:

@@ -202,9 +202,9 @@ class FedDiv(Method):
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
         """Cross-entropy of MixUp + η·L_reg, which all examples share."""
         lam, order = batch.note["lam"], batch.note["order"]
-        y = client.state["targets"][batch.index]
+        y = client.state["targets"].index_select(0, batch.index)
         logits = model(mixed(batch.x, lam, order))
-        total = mixup_cross_entropy(logits, y, y[order], lam)
+        total = mixup_cross_entropy(logits, y, y.index_select(0, order), lam)
         eta = self.regularisation(client)
         return total + eta * uniform_penalty(logits) if eta else total
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,11 +36,12 @@ from flnl_bench import (
     State,
     Terms,
     Update,
+    Weights,
     copy_weights,
     mix_into,
     network_weights,
 )
-from flnl_bench.numerics import clients_in_turn, kl_divergence, loss_mixture, soft_cross_entropy
+from flnl_bench.numerics import clients_in_turn, loss_mixture, soft_cross_entropy
 
 FLOOR = 5e-4  # added to the variances of the mixture
 
@@ -165,11 +166,13 @@ class FedGR(Method):
         self.revise_teacher(client, ratio, revising)
         teacher = client.bind(state["teacher"])
         given, guess = (one_hot_or_zero(y, client.terms.classes) for y in (client.y, labels))
-        scratch.update(live=network_weights(model), features=features, teacher=teacher)
-        scratch.update(share=share.unsqueeze(1), given=given, guess=guess)
+        target = blend(share.unsqueeze(1), given, guess)
+        scratch.update(teacher=teacher, follow=following(state["teacher"], network_weights(model)))
+        scratch.update(share=share.unsqueeze(1), given=given, guess=guess, target=target)
+        scratch["anchor"] = Guide.of(features, self.temperature, self.lambda_r)
         if self.lambda_b and self.teacher == "revised":
-            scratch["logits"] = client.map(lambda batch: teacher(batch.x), views=(self.weak,))
-        target = blend(scratch["share"], given, guess)
+            once = client.map(lambda batch: teacher(batch.x), views=(self.weak,))
+            scratch["guide"] = Guide.of(once, self.temperature, self.lambda_b)
         state["labels"] = torch.where(target.sum(1) > 0, target.argmax(1), -1)
 
     def remember(self, loss: Tensor, state: State) -> None:
@@ -216,40 +219,35 @@ class FedGR(Method):
 
     def loss(self, model: Model, batch: Batch, client: Client) -> Tensor:
         """L^SR + λ_B·B + λ_R·R."""
-        scratch = client.scratch
         features, logits = model.both(batch.x)
-        share, given, guess = (scratch[part][batch.index] for part in ("share", "given", "guess"))
-        target = blend(self.batch_share(share, logits), given, guess)
-        total = soft_cross_entropy(logits, target)
-        if self.lambda_b and client.round >= self.warmup(client.terms):
-            guide = self.teacher_logits(batch, scratch)  # B, zero in the warm-up
-            total = total + self.lambda_b * kl_divergence(guide, logits, self.temperature)
-        if self.lambda_r:
-            anchor = self.anchor(batch, client)  # R, from round 0 on
-            total = total + self.lambda_r * kl_divergence(anchor, features, self.temperature)
+        total = soft_cross_entropy(logits, self.target(batch, client.scratch))
+        if self.lambda_b and client.round >= self.warmup(client.terms):  # B, zero in the warm-up
+            total = total + self.guide(batch, client).divergence(logits, self.temperature)
+        if self.lambda_r:  # R, from round 0 on
+            total = total + self.anchor(batch, client).divergence(features, self.temperature)
         return total
 
-    def batch_share(self, share: Tensor, logits: Tensor) -> Tensor:
-        """The shares [B, 1] of the given labels of a mini-batch."""
-        return share
+    def target(self, batch: Batch, scratch: Mapping[str, Any]) -> Tensor:
+        """The soft labels [B, C] of a mini-batch."""
+        labels: Tensor = scratch["target"].index_select(0, batch.index)
+        return labels
 
-    def teacher_logits(self, batch: Batch, scratch: Mapping[str, Any]) -> Tensor:
+    def guide(self, batch: Batch, client: Client) -> Guide:
         """p^le of x^w: computed once a round, or by the teacher of the current step."""
         if self.teacher == "revised":
-            once: Tensor = scratch["logits"][batch.index]
+            once: Guide = client.scratch["guide"].at(batch.index)
             return once
         with torch.no_grad():
-            logits: Tensor = scratch["teacher"](batch.views[1])
-            return logits
+            return Guide.of(client.scratch["teacher"](batch.views[1]), self.temperature, self.lambda_b)
 
-    def anchor(self, batch: Batch, client: Client) -> Tensor:
+    def anchor(self, batch: Batch, client: Client) -> Guide:
         """f(x^w; w_g)."""
-        features: Tensor = client.scratch["features"][batch.index]
-        return features
+        once: Guide = client.scratch["anchor"].at(batch.index)
+        return once
 
     def on_step(self, model: nn.Module, client: Client) -> None:
         """w_ema ← γ_l·w_ema + (1 − γ_l)·w_k: between two revisions the teacher follows the local model."""
-        mix_into(client.state["teacher"], client.scratch["live"], self.gamma_l)
+        follow(client, self.gamma_l)
 
     def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
         """Ids and mean losses; nothing where the client sieves alone."""
@@ -308,6 +306,40 @@ def newest_pseudo_labels(logits: Tensor, confidence: float, store: Tensor) -> Te
     """Confident predictions replace what the store has; the rest of it stays."""
     top, guess = logits.softmax(1).max(1)
     return torch.where(top > confidence, guess, store)
+
+
+class Guide(NamedTuple):
+    """Predictions p = softmax(logits/τ) that are followed with a weight λ."""
+
+    p: Tensor  # λ·p [n, C]
+    information: Tensor  # λ·Σ_c p·ln p [n]
+
+    @classmethod
+    def of(cls, logits: Tensor, temperature: float, weight: float) -> Guide:
+        """From logits or features."""
+        log_p = F.log_softmax(logits / temperature, dim=1)  # p·ln p is 0, not NaN, where p underflows
+        p = weight * log_p.exp()
+        return cls(p, (p * log_p).sum(1))
+
+    def at(self, rows: Tensor) -> Guide:
+        """The part of some rows."""
+        return Guide(self.p.index_select(0, rows), self.information.index_select(0, rows))
+
+    def divergence(self, student: Tensor, temperature: float) -> Tensor:
+        """λ·KL(p ‖ softmax(student/τ)) per example, without a τ² factor."""
+        return self.information + soft_cross_entropy(student / temperature, self.p)
+
+
+def following(teacher: Weights, live: Weights) -> tuple[list[Tensor], list[Tensor]]:
+    """The weights of a teacher, and those that it follows, listed once for all steps of a round."""
+    return list(teacher.values()), [live[name] for name in teacher]
+
+
+@torch.no_grad()
+def follow(client: Client, keep: float) -> None:
+    """In place, w_ema ← keep·w_ema + (1 − keep)·w_k, as `mix_into`."""
+    teacher, live = client.scratch["follow"]
+    torch._foreach_lerp_(teacher, live, 1 - keep)
 
 
 def one_hot_or_zero(labels: Tensor, classes: int) -> Tensor:

@@ -7,14 +7,22 @@ point is a switch of its own, and a section below; fedgr.py says what the equati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Client, State, Step, mix_into, network_weights
-from flnl_methods.fedgr import FedGR, clean_posterior, losses_of, newest_pseudo_labels
+from flnl_methods.fedgr import (
+    FedGR,
+    Guide,
+    blend,
+    clean_posterior,
+    follow,
+    losses_of,
+    newest_pseudo_labels,
+)
 
 
 class FedGRReleased(FedGR):
@@ -39,11 +47,14 @@ class FedGRReleased(FedGR):
         weighted = self.batch_weights and self.refine and not self.is_noisy_client(ratio)
         return (q if weighted else share), other
 
-    def batch_share(self, share: Tensor, logits: Tensor) -> Tensor:
+    def target(self, batch: Batch, scratch: Mapping[str, Any]) -> Tensor:
         """Their losses [n] times a column of q [n, 1] is a matrix, whose mean is the product of the means."""
         if not (self.batch_weights and self.refine):
-            return share
-        return share.to(logits.dtype).mean(0, keepdim=True)  # without its dimension float32 would win
+            return super().target(batch, scratch)
+        share, given, guess = (
+            scratch[part].index_select(0, batch.index) for part in ("share", "given", "guess")
+        )
+        return blend(share.to(given.dtype).mean(0, keepdim=True), given, guess)
 
     # -- 2. the store keeps labels once judged clean -------------------------------------------------
     def grow_store(self, state: State, logits: Tensor, y: Tensor, clean: Tensor, ratio: float) -> None:
@@ -91,7 +102,7 @@ class FedGRReleased(FedGR):
         state = client.state
         state["followed"] += 2
         keep = math.prod(ramped_decay(n, self.gamma_l) for n in (state["followed"] - 1, state["followed"]))
-        mix_into(state["teacher"], client.scratch["live"], keep)
+        follow(client, keep)
 
     # -- 7. a second look ----------------------------------------------------------------------------
     def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
@@ -110,13 +121,12 @@ class FedGRReleased(FedGR):
         strong, *_ = views = super().views()
         return (strong, self.weak) if self.second_look and self.release == "a" else views
 
-    def anchor(self, batch: Batch, client: Client) -> Tensor:
+    def anchor(self, batch: Batch, client: Client) -> Guide:
         """a: f(x^w; w_g) of a new x^w in every step."""
         if not (self.second_look and self.release == "a"):
             return super().anchor(batch, client)
         with torch.no_grad():
-            features: Tensor = client.received.features(batch.views[1])
-        return features
+            return Guide.of(client.received.features(batch.views[1]), self.temperature, self.lambda_r)
 
     # -- 8. no short batches, no rule for coinciding means -------------------------------------------
     def steps(self, client: Client, epochs: int) -> list[Step]:

@@ -6,11 +6,10 @@ MLSys 2020.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from flnl_bench import Batch, Client, Method, NotNegative
-from flnl_bench.numerics import squared_distances
+from flnl_bench.numerics import add_pull
 
 
 class FedProx(Method):
@@ -18,11 +17,15 @@ class FedProx(Method):
 
     name = "fedprox"
     reference = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    version = 2  # the recorded training loss is the cross-entropy alone
 
     mu: NotNegative = 1.0  # μ
 
-    def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
-        """The loss of each example plus the proximal term, which all of them share."""
-        # One after the other: Tensor.sum adds in another order, and recorded losses would move by a bit.
-        distance = sum(squared_distances(model, client.received))
-        return F.cross_entropy(model(batch.x), batch.y, reduction="none") + 0.5 * self.mu * distance
+    def on_receive(self, model: nn.Module, client: Client) -> None:
+        """w and w_g."""
+        client.scratch["pair"] = list(model.parameters()), list(client.received.parameters())
+
+    def on_gradient(self, model: nn.Module, batch: Batch, client: Client) -> None:
+        """The gradient of the proximal term, μ(w − w_g)."""
+        weights, anchors = client.scratch["pair"]
+        add_pull(weights, anchors, self.mu)
