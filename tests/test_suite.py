@@ -53,10 +53,10 @@ NINE = [
         ("paper-clothing1m", 8 * 1 * 2 * 3),
         ("paper-ablations", 9 * 3 * 2 * 3),
         ("paper-hyperparameters", (4 * 3 - 3) * 3 * 2 * 3),
-        ("quick-digits", 11 * 7 * 2 * 3),
-        ("quick-cifar10", 4 * 2 * 2),
-        ("quick-fashion-mnist", 11 * 2 * 2),
-        ("more-digits", 17 * 3 * 2 * 3),
+        ("quick-digits", 11 * 5 * 3 * 10),
+        ("quick-fashion-mnist", 11 * 2 * 3 * 3),
+        ("more-digits", 17 * 3 * 3 * 3),
+        ("medium-cifar10", 6 * 4),
         ("fedgr-switches", 10 * 2 * 2 * 3),
         ("smoke", 3 * 2 * 2),
     ],
@@ -74,8 +74,21 @@ def test_no_shipped_suite_is_left_out():
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_the_papers_tables_have_its_axes(name):
     suite = read_suite(Path(f"paper-{name}"))
-    assert (list(suite.methods), list(suite.settings)) == (NINE, SEVEN)
-    assert (suite.partitions, suite.seeds) == (("iid", "dir-0.3"), (1, 13, 42))
+    assert (list(suite.methods), suite.seeds) == (NINE, (1, 13, 42))
+    assert list(suite.cells) == [
+        (partition, setting) for partition in ("iid", "dir-0.3") for setting in SEVEN
+    ]
+
+
+def test_a_grid_goes_seed_by_seed_and_then_through_its_cells_in_their_order(tmp_path):
+    text = 'seeds = [3, 1]\nmethods = ["fedavg", "fedprox"]\ncells = ["iid sym-1.0", "shard-2 clean"]'
+    plans = [planned.config for planned in grid_of(text, tmp_path)]
+    assert [(c.seed, c.partition, c.setting, c.method) for c in plans] == [
+        (seed, partition, setting, method)
+        for seed in (3, 1)
+        for partition, setting in (("iid", "sym-1.0"), ("shard-2", "clean"))
+        for method in ("fedavg", "fedprox")
+    ]
 
 
 def test_the_example_of_the_documentation_is_a_suite(tmp_path):

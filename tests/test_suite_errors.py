@@ -18,6 +18,8 @@ from suite_grids import GOOD
         ('methods = ["fedavgg"]\nsettings = ["clean"]', "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ('methods = ["fedavg"]\nsettings = ["symm-1.0"]', "did you mean 'sym-1.0'?"),
         ('methods = ["fedavg"]', "settings must be given"),
+        (GOOD + 'cells = ["iid clean"]', "settings must be left out where cells are given"),
+        ('methods = ["fedavg"]\ncells = ["iid"]', "cells must be a list of partitions and settings, as in"),
         (GOOD.replace('["clean"]', '"clean"'), "settings must be a list of names"),
         ('settings = ["clean"]', "methods must be given, unless there are ablations or sweeps"),
         ('settings = ["clean"]\nmethods = ["fedavg", "fedavg"]', "but 'fedavg' is there twice"),

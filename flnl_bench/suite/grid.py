@@ -68,11 +68,11 @@ def make_grid(
         save_model: keep the weights of all runs.
     """
     methods = list(_methods(suite, default_methods()))
-    axes = (suite.presets, suite.datasets, suite.seeds, suite.partitions, suite.settings)
+    axes = (suite.presets, suite.datasets, suite.seeds, suite.cells)
     if (count := math.prod(map(len, (methods, *axes)))) > MOST_RUNS:
         raise BadInput(f"the suite has {count} runs, and may have {MOST_RUNS}; split it into several suites")
     grid: dict[Path, PlannedRun] = {}
-    for preset, dataset, seed, partition, setting in itertools.product(*axes):
+    for preset, dataset, seed, (partition, setting) in itertools.product(*axes):
         for method, ablation, changes in methods:
             options = RunOptions(
                 method=method,

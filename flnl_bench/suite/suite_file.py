@@ -5,6 +5,7 @@ The files in `shipped/` are part of this package; their names stand for them.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ GRID_AXES: Mapping[str, list[Any]] = {  # with their defaults
     "presets": ["quick"],
     "datasets": ["digits"],
     "partitions": ["iid"],
-    "settings": [],  # must be given
+    "settings": [],  # must be given, or cells
     "seeds": [1],
 }
+_CELLS = ("partitions", "settings")
 _TABLES = ("training", "set", "ablations", "sweeps")
-_KEYS = ("name", "description", "preset", "methods", *GRID_AXES, *_TABLES)
+_KEYS = ("name", "description", "preset", "methods", "cells", *GRID_AXES, *_TABLES)
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,7 @@ class Suite:
     methods: tuple[str, ...]
     presets: tuple[str, ...]
     datasets: tuple[str, ...]
-    partitions: tuple[str, ...]
-    settings: tuple[str, ...]
+    cells: tuple[tuple[str, str], ...]  # partition and setting of each
     seeds: tuple[int, ...]
     training: Mapping[str, Any]
     changes: Mapping[str, Mapping[str, str]]  # method → hyper-parameter → value, as text
@@ -84,8 +85,10 @@ def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
     if "preset" in table:  # short for a list of one
         _require("presets" not in table, "preset", "left out where presets are given")
         table["presets"] = [table["preset"]]
-    _require("settings" in table, "settings", "given")
-    axes = {key: _axis(table.get(key, default), key) for key, default in GRID_AXES.items()}
+    cells = _cells(table)
+    axes = {
+        key: _axis(table.get(key, default), key) for key, default in GRID_AXES.items() if key not in _CELLS
+    }
     methods = _axis(table["methods"], "methods") if "methods" in table else ()
     training = table.get("training", {})
     _check_keys(training, TRAINING_FIELDS, "[training]")
@@ -98,8 +101,25 @@ def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
         training=training_changes(training, "training."),
         changes={method: _texts(values, f"set.{method}") for method, values in table.get("set", {}).items()},
         variations=variations,
+        cells=cells,
         **axes,
     )
+
+
+def _cells(table: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the listed cells, or every combination of partitions and settings."""
+    if "cells" not in table:
+        _require("settings" in table, "settings", "given, unless there are cells")
+        return tuple(itertools.product(*(_axis(table.get(key, GRID_AXES[key]), key) for key in _CELLS)))
+    for key in table.keys() & {*_CELLS}:
+        _require(False, key, "left out where cells are given")
+    listed = [cell.split() for cell in _axis(table["cells"], "cells")]
+    _require(
+        all(len(cell) == 2 for cell in listed),
+        "cells",
+        'a list of partitions and settings, as in "iid sym-1.0"',
+    )
+    return tuple((partition, setting) for partition, setting in listed)
 
 
 def _axis(values: Any, key: str) -> tuple[Any, ...]:
