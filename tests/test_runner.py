@@ -13,7 +13,7 @@ from flnl_methods.fedavg import FedAvg
 from toy_runs import toy_runner
 
 from flnl_bench.atomic_files import make_writable, sweep_parts
-from flnl_bench.config import RunConfig
+from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.engine import pool
 from flnl_bench.errors import BadInput, MethodFailed
 from flnl_bench.results.run_folder import RunFolder
@@ -73,7 +73,7 @@ def test_two_configurations_with_the_same_hash_are_not_taken_for_one_run(tmp_pat
 
 def test_a_run_of_other_numbers_of_the_package_is_not_taken_for_this_one(done):
     edit(done, "provenance", "numbers", to=99)
-    with pytest.raises(BadInput, match="numbers is 99 there and 1 here"):
+    with pytest.raises(BadInput, match=f"numbers is 99 there and {NUMBERS_VERSION} here"):
         done.run()
 
 

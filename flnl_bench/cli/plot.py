@@ -22,6 +22,7 @@ PLOT_HELP = {
     "sieve": "the losses of a sieve, with mixture and true split",
     "noise": "estimated against true noise ratios of clients",
     "fscore": "F-scores of the clean/noisy split over clients",
+    "survival": "right labels that survive the sieve, by method and class",
     "cost": "accuracy against bytes, passes and seconds",
     "ablation": "the variants of one method as bars",
     "grid": "two swept hyper-parameters as a heat map",

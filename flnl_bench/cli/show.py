@@ -23,7 +23,7 @@ from flnl_bench.cli.outcome import (
 )
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
-from flnl_bench.leaderboards.metrics import class_recall
+from flnl_bench.leaderboards.metrics import class_survival
 from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
 from flnl_bench.results.verified import read_status
 
@@ -166,7 +166,7 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
     console.print(lines)
     if rows:
         print_curve(console, rows)
-        print_results(console, rows, summarise(rows), class_recall(path / "beliefs.npz"))
+        print_results(console, rows, summarise(rows), class_survival(path / "beliefs.npz"))
     else:
         console.print("no round is finished yet")
     console.print(_provenance(record))
@@ -196,7 +196,7 @@ def print_curve(console: Console, rows: Sequence[RoundRow]) -> None:
 
 
 def print_results(
-    console: Console, rows: Sequence[RoundRow], summary: Summary, recalls: Sequence[float | None] = ()
+    console: Console, rows: Sequence[RoundRow], summary: Summary, survival: Sequence[float | None] = ()
 ) -> None:
     """Headline numbers, diagnostics of the last round, cost, and what left the clients."""
     lines = facts()
@@ -217,9 +217,9 @@ def print_results(
         lines.add_row(
             "sieve", ", ".join(f"{name.replace('_', '-')} {last[f'sieve_{name}']:.3f}" for name in SIEVE)
         )
-    if recalls:
-        shown = " ".join(decimal(recall, 2) for recall in recalls)
-        lines.add_row("", f"right labels called clean, by class: {shown}")
+    if survival:
+        shown = " ".join(decimal(share, 2) for share in survival)
+        lines.add_row("", f"right labels that survive, by class: {shown}")
     if others := _other_numbers(last):
         lines.add_row("beliefs", _pairs(others))
     lines.add_row("cost", cost_line(summary))

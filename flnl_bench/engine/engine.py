@@ -165,6 +165,7 @@ class RoundReport:
     round: int
     accuracy: float  # of the global model on the test set, in percent
     loss: float  # test loss
+    class_accuracy: tuple[float | None, ...]  # of the global model on each class of the test set, in percent
     train_loss: float | None
     clients: tuple[int, ...]  # that trained
     bytes_down: int
@@ -227,7 +228,9 @@ class Engine:
         self.device = devices.server
         configure_torch(self.device, training.precision)
         self.test_rows = _subset(len(dataset.test_y), training.test_samples)
-        self.test_labels = torch.from_numpy(dataset.test_y[self.test_rows]).to(self.device)
+        labels = dataset.test_y[self.test_rows]
+        self.test_labels = torch.from_numpy(labels).to(self.device)
+        self._of_class = [labels == label for label in range(scenario.classes)]  # rows of the test set
         sizes = tuple(len(rows) for rows in scenario.clients)
         initial = copy_weights(sent_weights(method, model))
         self.server = Server(self.terms, seed, placed(initial, self.device), sizes)
@@ -280,14 +283,18 @@ class Engine:
         check_plain(self.server.state, f"{method}: server.state")
         # As a resumed run gets them from a checkpoint.
         self._place(self.server.weights, sent(self.server.state))
-        accuracy, loss = self.test()
-        members = {f"accuracy_{member}": self.test(member)[0] for member in self.method.members}
+        logits = self._test_logits()
+        accuracy, loss = self._score(logits)
+        members = {
+            f"accuracy_{member}": self._score(self._test_logits(member))[0] for member in self.method.members
+        }
         self.server.round = number + 1  # last: the tests belong to this round
         cost = self.federation.cost
         return RoundReport(
             round=number,
             accuracy=accuracy,
             loss=loss,
+            class_accuracy=self._class_accuracy(logits),
             train_loss=self.federation.train_loss,
             clients=tuple(sorted(self.federation.trained)),
             bytes_down=cost.bytes_down,
@@ -300,12 +307,20 @@ class Engine:
         )
 
     # -- the global model ----------------------------------------------------------------------------
-    def test(self, member: str | None = None) -> tuple[float, float]:
-        """Return test accuracy in percent and mean loss of the global model, or of one network of it."""
-        logits = self.executor.logits(self.server.weights, "test", self.test_rows, member)
+    def _test_logits(self, member: str | None = None) -> Tensor:
+        """Return the logits of the test images by the global model, or by one network of it."""
+        return self.executor.logits(self.server.weights, "test", self.test_rows, member)
+
+    def _score(self, logits: Tensor) -> tuple[float, float]:
+        """Return test accuracy in percent and mean loss."""
         right = (logits.argmax(1) == self.test_labels).float().mean()
         loss = F.cross_entropy(logits, self.test_labels)
         return 100.0 * right.item(), loss.item()
+
+    def _class_accuracy(self, logits: Tensor) -> tuple[float | None, ...]:
+        """Return the test accuracy of each class in percent; None for a class without test images."""
+        right = (logits.argmax(1) == self.test_labels).cpu().numpy()
+        return tuple(100.0 * float(right[rows].mean()) if rows.any() else None for rows in self._of_class)
 
     def predict_train(self, rows: np.ndarray) -> np.ndarray:
         """Return the classes that the global model predicts for some training images."""

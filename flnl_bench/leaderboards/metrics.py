@@ -1,4 +1,4 @@
-"""The numbers of one run: accuracies, diagnostics of the last round, cost, and recall by class."""
+"""The numbers of one run: accuracies, diagnostics of the last round, cost, and survival of classes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Metric:
     help: str
     higher: bool = True  # is better
     digits: int = 2  # numbers that print equal are equal: they tie for a mark and for a rank
+    averaged: bool = False  # a diagnostic that is averaged over the last ten rounds
 
     @property
     def sign(self) -> int:
@@ -35,14 +36,17 @@ class Metric:
             return f"Test accuracy in %, mean of the last {min(LAST, rounds)} rounds (last-10)"
         if self.name == "best":
             return "Test accuracy in %, the best round (best)"
-        return f"{self.help[0].upper()}{self.help[1:]} after the last round ({self.name})"
+        when = f", mean of the last {min(LAST, rounds)} rounds" if self.averaged else " after the last round"
+        return f"{self.help[0].upper()}{self.help[1:]}{when} ({self.name})"
 
     def of(self, record: RunRecord) -> float | None:
         """Return the number of a finished run; None if the run does not have it."""
         if self.name in METRICS:
             return float(getattr(record, self.name))
-        value = ((record.last_round() or {}).get("diagnostics") or {}).get(self.name)
-        return float(value) if isinstance(value, int | float) else None
+        rows = record.read_rounds()[-LAST:] if self.averaged else [record.last_round() or {}]
+        values = [(row.get("diagnostics") or {}).get(self.name) for row in rows]
+        known = [float(value) for value in values if isinstance(value, int | float)]
+        return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 ALL_METRICS = {
@@ -57,6 +61,10 @@ ALL_METRICS = {
         Metric("noise_ratio_correlation", "correlation of estimated with true noise ratios", digits=3),
         Metric("noisy_client_precision", "precision of the clients that are called noisy", digits=3),
         Metric("noisy_client_recall", "recall of the clients that are called noisy", digits=3),
+        Metric("worst_class", "test accuracy of the worst class in %", averaged=True),
+        Metric("worst_client", "test accuracy by the classes of the worst client in %", averaged=True),
+        Metric("accused_right", "share of right labels that a method calls wrong", higher=False, digits=3),
+        Metric("survival_worst", "share of the right labels that survive in the worst class", digits=3),
         Metric("label_accuracy", "share of right labels among those that are trained on, in %"),
         Metric("label_accuracy_wrong", "the same where the given label is wrong, in %"),
     )
@@ -115,22 +123,27 @@ def sent_numbers(sent: Sent) -> dict[str, float]:
     return {f"sent_per_{per}": per_unit(sent, "numbers", per) for per in PER}
 
 
-# -- recall by class ---------------------------------------------------------------------------------
-def class_recall(beliefs: Path) -> list[float | None]:
-    """Return the share of right labels that a method's sieve calls clean, by class.
+# -- survival of classes -----------------------------------------------------------------------------
+def class_survival(beliefs: Path) -> list[float | None]:
+    """Return the share of the right labels of each class that a method still trains on.
 
-    A class that was not judged has None. The list is empty without beliefs, a sieve or a known truth.
+    The current labels decide, or the sieve if the method reports no labels. A class without right labels has
+    None. The list is empty without beliefs, without either of them, or without a known truth.
     """
     try:
-        arrays = read_beliefs(beliefs, ("given", "true", "clean"))
+        arrays = read_beliefs(beliefs, ("given", "true"), ("clean", "labels"))
     except BadInput:
         return []
-    given, clean = arrays["given"], arrays["clean"]
-    if not len(given):
+    given, true = arrays["given"], arrays["true"]
+    if not len(given) or not arrays.keys() & {"clean", "labels"}:
         return []
-    right = (given == arrays["true"]) & (clean >= 0)
-    recalls: list[float | None] = []
+    if "labels" in arrays:
+        judged, kept = true >= 0, arrays["labels"] == true
+    else:
+        judged, kept = (true >= 0) & (arrays["clean"] >= 0), arrays["clean"] == 1
+    right = (given == true) & judged
+    shares: list[float | None] = []
     for label in range(int(given.max()) + 1):
-        judged = clean[right & (given == label)]
-        recalls.append(float((judged == 1).mean()) if len(judged) else None)
-    return recalls
+        of_class = kept[right & (true == label)]
+        shares.append(float(of_class.mean()) if len(of_class) else None)
+    return shares

@@ -4,7 +4,7 @@
 (method, dataset, partition, setting, preset, seed) select runs by one name or several.
 """
 
-from flnl_bench.plots.judgements import fscore, noise, sieve
+from flnl_bench.plots.judgements import fscore, noise, sieve, survival
 from flnl_bench.plots.rounds import curves, memorization, observed_memorization, pair
 from flnl_bench.plots.scenarios import partition, transitions
 from flnl_bench.plots.style import Figure, check_file, look_of, save
@@ -14,7 +14,7 @@ PLOTS = {  # by the name of the kind
     draw.__name__: draw
     for draw in (
         *(partition, transitions, curves, memorization, sieve),
-        *(noise, fscore, cost, ablation, grid),
+        *(noise, fscore, survival, cost, ablation, grid),
     )
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from flnl_bench.errors import BadInput
+from flnl_bench.leaderboards.metrics import class_survival
 from flnl_bench.leaderboards.table import Row
 from flnl_bench.plots.source import Filters, Numbers, Panel, beliefs_of, panels_of, runs_of
 from flnl_bench.plots.style import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from flnl_bench.plots.source import Source
 
 BINS = 40
+MOST_WRITTEN = 20  # classes whose shares are written into the picture
 
 
 # -- the losses of a sieve ---------------------------------------------------------------------------
@@ -148,6 +150,50 @@ def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
         axis.set(xticks=np.linspace(0, 1, 6), yticks=np.linspace(0, 1, 6))
         axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return figure
+
+
+@in_style
+def survival(source: Source, **filters: Unpack[Filters]) -> Figure:
+    """Draw the share of the right labels of each class that a method still trains on, a panel per cell.
+
+    A row of a panel is a method, its mean over seeds; a class below one half is lost.
+    """
+    runs = runs_of(source, filters)
+    every = [(panel, [r for r in panel.rows if _survival(panel, r).size]) for panel in panels_of(runs)]
+    panels = [(panel, rows) for panel, rows in every if rows]
+    if not panels:
+        raise BadInput(_nothing(runs, "labels, or a split into clean and noisy samples"))
+    most = max(len(rows) for _, rows in panels)
+    figure, axes = titled_canvas([panel.parts for panel, _ in panels], size=(3.4, 1.2 + 0.24 * most))
+    for axis, (panel, rows) in zip(axes, panels, strict=True):
+        means = [_survival(panel, row) for row in rows]
+        classes = max(map(len, means))
+        table = np.array([np.pad(mean, (0, classes - len(mean)), constant_values=np.nan) for mean in means])
+        image = axis.imshow(table, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+        for (i, j), value in np.ndenumerate(table) if classes <= MOST_WRITTEN else ():
+            if np.isfinite(value):
+                colour = "black" if value > 0.5 else "white"
+                axis.text(j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=6)
+        axis.set_yticks(range(len(rows)), [label_text(row.label, 24) for row in rows])
+        axis.set_xlabel("class")
+        if classes <= MOST_WRITTEN:
+            axis.set_xticks(range(classes))
+        axis.grid(visible=False)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="right labels that survive")
+    return figure
+
+
+def _survival(panel: Panel, row: Row) -> Numbers:
+    """Return the mean over seeds of the survival of each class; NaN for a class without right labels."""
+    files = [record.folder / BELIEFS_FILE for record in panel.runs(row)]
+    seeds = [shares for file in files if (shares := class_survival(file))]
+    table = np.full((len(seeds), max(map(len, seeds), default=0)), np.nan)
+    for line, shares in zip(table, seeds, strict=True):
+        line[: len(shares)] = [np.nan if share is None else share for share in shares]
+    known = np.isfinite(table)
+    with np.errstate(invalid="ignore"):
+        means: Numbers = np.where(known, table, 0).sum(0) / known.sum(0)
+    return means
 
 
 @in_style

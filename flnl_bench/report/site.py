@@ -18,7 +18,7 @@ from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.escaping import lines
 from flnl_bench.leaderboards.formats import FORMATS
-from flnl_bench.leaderboards.metrics import COST, class_recall
+from flnl_bench.leaderboards.metrics import COST, class_survival
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.leaderboards.render import cost_table
 from flnl_bench.report.gather import CURVES, Report
@@ -154,9 +154,11 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
     for table in report.tables:
         for row in table.rows:
             for record in row.records:
-                recalls = class_recall(record.folder / BELIEFS_FILE)
+                survival = class_survival(record.folder / BELIEFS_FILE)
                 path = f"runs/{report.run_slugs[record.folder]}.html"
-                page(path, "run.html", record=record, config=record.config, label=row.label, recalls=recalls)
+                page(
+                    path, "run.html", record=record, config=record.config, label=row.label, survival=survival
+                )
 
 
 def _downloads(report: Report, site: Path) -> list[tuple[str, list[str]]]:

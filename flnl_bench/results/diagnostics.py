@@ -94,6 +94,9 @@ RESERVED_NAMES = {  # names that a method's own numbers may not have
     *("memorised", "memorised_open", "accuracy_clean", "accuracy_wrong"),
     *(f"sieve_{name}" for name in ("precision", "recall", "f_score", "open_recall")),
     *("noise_ratio_correlation", "noise_ratio_error"),
+    *("worst_class", "worst_client", "worst_tenth", "survival_worst", "classes_lost", "rarity_penalty"),
+    *(f"accused_right{group}" for group in ("", "_clean_clients", "_rare", "_common")),
+    *(f"accused_clients{group}" for group in ("", "_rare", "_common")),
     *(f"noisy_client_{name}" for name in ("precision", "recall", "accuracy")),
     *(
         f"{kind}_{n}"

@@ -20,6 +20,7 @@ from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import interrupted
+from flnl_bench.results.accusations import Accusations, worst
 from flnl_bench.results.diagnostics import Probe, gather_beliefs, judge, save_beliefs
 from flnl_bench.results.lock import Busy, Claim, claimed
 from flnl_bench.results.provenance import changed_code, provenance
@@ -149,7 +150,7 @@ class Runner:
         claim.check()  # much time may have passed
         folder.rewrite_rounds(rounds)
         folder.write(record)
-        probe, keeper = Probe(self.scenario), None
+        probe, accusations, keeper = Probe(self.scenario), Accusations(self.scenario), None
         if self.options.save_model or (folder.path / WEIGHT_FILES["best"]).exists():
             keeper = Keeper(folder.path, self.config, self.dataset, rounds, self.warn)
         tracking = Tracking(self.options.tracker, self.warn)
@@ -163,7 +164,7 @@ class Runner:
             while engine.round < engine.rounds:
                 if interrupted():
                     raise KeyboardInterrupt
-                row = self._row(engine, probe)
+                row = self._row(engine, probe, accusations)
                 claim.check()
                 if keeper:
                     keeper.round(engine.server.weights, row)
@@ -230,14 +231,19 @@ class Runner:
             folder=folder.path,
         )
 
-    def _row(self, engine: Engine, probe: Probe) -> dict[str, Any]:
+    def _row(self, engine: Engine, probe: Probe, accusations: Accusations) -> dict[str, Any]:
         """Run one round and return it as it is recorded."""
         report = dataclasses.asdict(engine.run_round())
         row = {**report, "clients": list(report["clients"])}
+        class_accuracy = row.pop("class_accuracy")
         if self.scenario.truth_known:
+            beliefs = self._beliefs(engine)
+            accusations.update(beliefs)
             row["diagnostics"] = {
                 **probe.measure(engine.predict_train(probe.rows)),
-                **judge(self._beliefs(engine), self.scenario, row["clients"]),
+                **worst(self.scenario, class_accuracy),
+                **judge(beliefs, self.scenario, row["clients"]),
+                **accusations.report(),
             }
         recorded: dict[str, Any] = finite(row)
         return recorded
