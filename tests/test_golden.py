@@ -111,6 +111,8 @@ CHANGED = (
     "fedelc per_class=false",
     "jointopt labelling=hard prior=given finish=0.3 fnbench_history=true aggregator=median",
     "selfie threshold=0.3 reuse=false",
+    "fedefc monitor_share=0 patience=1",
+    "forward scope=global",
 )
 
 

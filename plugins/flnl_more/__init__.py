@@ -7,6 +7,7 @@ from flnl_more.fedelc import FedELC
 from flnl_more.fedlsr import FedLSR
 from flnl_more.fedrn import FedRN
 from flnl_more.jointopt import JointOpt
+from flnl_more.loss_correction import FedEFC, Forward
 from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
 from flnl_more.robust_losses import ELR, GCE, SCE
 from flnl_more.rofl import RoFL
@@ -21,4 +22,5 @@ def flnl_register_methods() -> list[type[Method]]:
         *(Median, TrimmedMean, Krum, RFA),
         *(FedRN, FedLSR, RoFL, FedELC),
         *(JointOpt, Selfie),
+        *(FedEFC, Forward),
     ]
