@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from flnl_bench.suite.progress import (
     estimate_time,
     fedavg_samples,
 )
-from flnl_bench.suite.suite_file import read_suite, shipped_suites
+from flnl_bench.suite.suite_file import make_suite, read_suite, shipped_suites
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
 NINE = [
@@ -82,6 +83,8 @@ def test_the_papers_tables_have_its_axes(name):
 
 def test_a_grid_goes_seed_by_seed_and_then_through_its_cells_in_their_order(tmp_path):
     text = 'seeds = [3, 1]\nmethods = ["fedavg", "fedprox"]\ncells = ["iid sym-1.0", "shard-2 clean"]'
+    suite = make_suite(tomllib.loads(text))
+    assert (suite.partitions, suite.settings) == (("iid", "shard-2"), ("sym-1.0", "clean"))
     plans = [planned.config for planned in grid_of(text, tmp_path)]
     assert [(c.seed, c.partition, c.setting, c.method) for c in plans] == [
         (seed, partition, setting, method)

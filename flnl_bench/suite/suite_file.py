@@ -53,6 +53,16 @@ class Suite:
     changes: Mapping[str, Mapping[str, str]]  # method → hyper-parameter → value, as text
     variations: tuple[Variation, ...]
 
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The partitions of its cells."""
+        return tuple(dict.fromkeys(partition for partition, _ in self.cells))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings of its cells."""
+        return tuple(dict.fromkeys(setting for _, setting in self.cells))
+
 
 def shipped_suites() -> dict[str, Path]:
     """Return the suite files of this package by their names, in alphabetical order."""
