@@ -10,9 +10,10 @@ setup: $(STAMP)
 # uv keeps further environments cheap: it links files from its cache instead of copying them. Bytecode is made here
 # because some shells forbid Python to write it, and then every process would compile torch anew.
 $(STAMP): pyproject.toml
+	@echo "setting up .venv; the first time this downloads torch (UV_TORCH_BACKEND=cpu leaves out 4 GB of CUDA libraries)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[dev]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --compile-bytecode --python $(BIN)/python --editable '.[dev]'
 	touch $(STAMP)
 
 run: setup

@@ -1,7 +1,7 @@
-"""Fill the tables of README.md and docs/baselines.md by the commands that they name (`-m benchmarks.pages`).
+"""Fill the tables of README.md and docs/baselines.md, draw the picture of README.md (`-m benchmarks.pages`).
 
-A command on its own line is followed by its whole output, and a command in a sentence only by titles and
-tables; both end at END.
+A table is between the comment that names its command and END. Without published runs, pages stay as they are.
+`-m benchmarks.pages RUNS` draws the picture from a folder of runs instead.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flnl_bench.results.archive import archives, published_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "baselines.md")
-END = "<!-- end of the tables -->"
-FILLED = re.compile(
-    rf"(flnl-bench (leaderboard --with-published [^`\n]*--format md)(`:|\n```)\n\n).*?(?={END})", re.DOTALL
-)
+PICTURES = ROOT / "docs" / "pictures"
+END = "<!-- end of the table -->"
+FILLED = re.compile(rf"(<!-- table: (.+?) -->\n\n).*?(?={END})", re.DOTALL)
+METHODS = ("fedavg", "fedavg/strong", "fedgr")  # in the picture
+LIGHT, DARK = "#1f2328", "#e6edf3"  # text on a light and on a dark page
 
 
-def main() -> None:
-    """Rewrite the tables of all pages."""
-    for page in PAGES:
-        text = page.read_text()
-        page.write_text(filled(text, printed))
+def main(runs: str | None = None) -> None:
+    """Rewrite the tables of all pages and the picture."""
+    if archives():
+        for page in PAGES:
+            page.write_text(filled(page.read_text(), printed))
+    if runs or archives():
+        draw_front(Path(runs) if runs else published_folder())
 
 
 def filled(page: str, run: Callable[[list[str]], str]) -> str:
-    """Return the page with the output of `run` for the arguments of each of its commands."""
-
-    def fill(match: re.Match[str]) -> str:
-        before, command, ending = match.groups()
-        tables = run(shlex.split(command))
-        return before + (brief(tables) if ending == "`:" else f"{tables.strip()}\n\n")
-
-    return FILLED.sub(fill, page)
+    """Return the page with the tables that `run` returns for the arguments of each of its commands."""
+    return FILLED.sub(lambda match: match[1] + brief(run(shlex.split(match[2]))), page)
 
 
 def brief(tables: str) -> str:
@@ -52,5 +55,40 @@ def printed(arguments: list[str]) -> str:
     return subprocess.run(command, cwd=ROOT / "docs", check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def draw_front(runs: Path) -> None:
+    """Draw the curves of three methods under symmetric noise, for light and for dark pages."""
+    from flnl_bench.methods import declaration
+    from flnl_bench.plots.rounds import curves
+    from flnl_bench.plots.style import save
+
+    chosen = {"dataset": "digits", "partition": "iid", "setting": "sym-1.0", "preset": "quick"}
+    for name, colour in (("light", LIGHT), ("dark", DARK)):
+        figure = curves(runs, method=list(METHODS), **chosen)
+        figure.set_size_inches(6.4, 3.2)
+        for text in figure.legends[0].get_texts():
+            text.set_text(declaration(text.get_text()).title)
+        recolour(figure, colour)
+        save(figure, PICTURES / f"front-{name}.svg")
+
+
+def recolour(figure: Figure, colour: str) -> None:
+    """Make the background transparent, and text, axes and black lines of one colour."""
+    from matplotlib.lines import Line2D
+    from matplotlib.spines import Spine
+    from matplotlib.text import Text
+
+    figure.patch.set_alpha(0)
+    for axis in figure.axes:
+        axis.patch.set_alpha(0)
+        axis.tick_params(colors=colour)
+    for text in figure.findobj(Text):
+        text.set_color(colour)
+    for spine in figure.findobj(Spine):
+        spine.set_edgecolor(colour)
+    for line in figure.findobj(Line2D):
+        if line.get_color() == "#000000":
+            line.set(color=colour, markerfacecolor=colour, markeredgecolor=colour)
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

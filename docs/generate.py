@@ -84,11 +84,20 @@ def redirected(markdown: str, place: str) -> str:
     """Return a page whose links lead to pages of the site instead of files outside docs/."""
     if place in WHOLE_FILES:
         markdown = re.sub(r"\]\(docs/", "](", markdown)
+        markdown = re.sub(r"<picture>.*?</picture>", both_pictures, markdown, flags=re.S)
+        markdown = re.sub(r"\[(.+?)\]\(CITATION\.cff\)", r"`\1`", markdown)
     for page, file in WHOLE_FILES.items():
         markdown = re.sub(rf"\]\((\.\./)?{re.escape(file)}", f"]({page}", markdown)
     return re.sub(
         r"\]\(\.\./plugins/\w+/(\w+)\.py\)", lambda match: f"]({page_of_file(match[1])}#code)", markdown
     )
+
+
+def both_pictures(match: re.Match[str]) -> str:
+    """Return the pictures of a <picture> for the light and the dark pages of the site."""
+    dark, light = (address.removeprefix("docs/") for address in re.findall(r'src(?:set)?="(.+?)"', match[0]))
+    alt = re.findall(r'alt="(.+?)"', match[0])[0]
+    return f"![{alt}]({light}#only-light)\n![{alt}]({dark}#only-dark)"
 
 
 # -- commands ----------------------------------------------------------------------------------------

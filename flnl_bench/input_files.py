@@ -1,6 +1,6 @@
 """Readers of JSON, TOML and NumPy files; an unusable file is an error of one line.
 
-`parse_json`, `check_unpacked` and `read_npz` also read files of strangers: with limits, without pickles.
+`parse_json`, `check_unpacked` and `read_npz` also read files of others: with limits, without pickles.
 """
 
 from __future__ import annotations

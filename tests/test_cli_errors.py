@@ -177,7 +177,7 @@ def copy(finished, tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "torn: not whole JSON"),
+        ("", "incomplete JSON"),
         ("{}", "foreign: not a run of flnl-bench"),
         ('{"status": "done", "schema": 99}', "schema 99, but this version of flnl-bench reads 2"),
     ],

@@ -337,5 +337,6 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, cache, tmp_path,
         return flnl(*arguments).out
 
     text = page.read_text()
-    assert pages.filled(text, run) == text
-    assert len(asked) == text.count("flnl-bench leaderboard --with-published --") == text.count(pages.END)
+    result = pages.filled(text, run)
+    assert len(asked) == text.count("<!-- table: ") == text.count(pages.END) > 0
+    assert result == text or not archive.archives()  # without published runs, a sentence stands there

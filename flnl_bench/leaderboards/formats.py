@@ -1,6 +1,6 @@
 """The formats of a leaderboard: a new format is a function and a line in FORMATS.
 
-Formats that need nothing but the text tables are written here; the others are in `terminal` and `export`, and
+Formats that need only the text tables are written here; the others are in `terminal` and `export`, and
 are imported on first use, because the command line reads FORMATS for its help.
 """
 

@@ -1,6 +1,6 @@
-"""Archives of finished runs: export, import from strangers, and the runs that this package ships.
+"""Archives of finished runs: export, import from others, and the runs that this package ships.
 
-`import_runs` takes files of strangers: it checks the whole archive before it writes anything.
+`import_runs` takes files of others: it checks the whole archive before it writes anything.
 `published_folder` unpacks the archives of this package, which are trusted like its code.
 """
 

@@ -127,7 +127,7 @@ class Claim:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Read a claim; None if there is none, or a torn one."""
+    """Read a claim; None if there is none, or an incomplete one."""
     try:
         about = json.loads(path.read_bytes())
         return {name: about[name] for name in ("host", "pid", "token")}

@@ -67,7 +67,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def read(self) -> RunRecord | None:
-        """Read the record; None if there is none. A torn or foreign file is an error."""
+        """Read the record; None if there is none. An incomplete or foreign file is an error."""
         try:
             return read_record(self.path)
         except ValueError as problem:
@@ -80,7 +80,7 @@ class RunFolder:
         replace_file(self.path / RUN_FILE, record.text())
 
     def rewrite_rounds(self, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the content of rounds.jsonl: removes a torn line and rounds without a checkpoint."""
+        """Replace the content of rounds.jsonl: removes an incomplete line and rounds without a checkpoint."""
         replace_file(self.rounds_file, rounds_text(rounds))
 
     def append_round(self, row: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The record of one run: run.json, and the rounds, beliefs and frames read from its folder.
 
-Files of strangers come in through `results.archive`, which checks them first.
+Files of others come in through `results.archive`, which checks them first.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def read_record(folder: Path) -> RunRecord:
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError("torn: not whole JSON") from None
+        raise ValueError("incomplete JSON") from None
 
 
 def parse_record(values: object, folder: Path = Path()) -> RunRecord:
@@ -296,7 +296,7 @@ _JSON: dict[Any, tuple[type, ...]] = {float: (float, int), Mapping: (dict,), Seq
 
 
 def read_rounds(folder: Path) -> list[RoundRow]:
-    """Read the rounds of a run up to a torn line; a BadInput if the file holds something else."""
+    """Read the rounds of a run up to an incomplete line; a BadInput if the file holds something else."""
     path = folder / ROUNDS_FILE
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -7,7 +7,7 @@ class j at each client, [K, C, C]. Open-set noise adds `replaced`, the image of 
 row's image (-1: none), and a row to `transitions`; the true label of these images is -1.
 PATH.json repeats the names for people and adds a table of the clients.
 
-A file from strangers is not trusted: its parts are checked against each other when it is read, and against
+A file from others is not trusted: its parts are checked against each other when it is read, and against
 the data set before it is used.
 """
 

@@ -99,7 +99,7 @@ class FedCorr(Method):
     def schedule(self, terms: Terms) -> Schedule:
         """T1, T2, T3 within R rounds: about half for stage 1, less where T2 or T3 would fall below ten.
 
-        Two iterations are kept as long as a round is left for stage 3; a warning tells of shorter runs.
+        Two iterations are kept as long as a round is left for stage 3; a warning reports shorter runs.
         """
         rounds, visiting = terms.rounds, terms.rounds_for_all
         half = rounds * terms.sampled // (2 * terms.clients)
