@@ -19,6 +19,7 @@ import typer.main
 import flnl_bench
 from flnl_bench import methods
 from flnl_bench.api import Method
+from flnl_bench.assumptions import ASSUMPTIONS
 from flnl_bench.cli import app, listing
 from flnl_bench.methods import declaration, default_methods, kind_name
 from flnl_bench.ranges import ranges_of
@@ -186,11 +187,11 @@ def sources_of(name: str, overview: str) -> str:
 def method_page(name: str, title: str, overview: str) -> str:
     """Return the page of a method."""
     cls = default_methods().methods[name]
-    idea, reference, sends, passes, differs = rows_of(overview)[name]
+    idea, _, sends, passes, differs = rows_of(overview)[name]
     module = inspect.getmodule(cls)
     docstring = inspect.getdoc(module) or ""
     parts = [
-        f"# {title}\n\n{idea[:1].upper()}{idea[1:]}. *{reference}.*",
+        f"# {title}\n\n{idea[:1].upper()}{idea[1:]}. *{cls.reference}.*",
         f"```\nflnl-bench run --method {name} --setting sym-1.0\n```",
         f"## How it works\n\n{inspect.getdoc(cls)}\n\n{as_markdown(docstring)}",
         f"## Hyper-parameters\n\n{hyperparameter_table(name, cls)}",
@@ -202,6 +203,7 @@ def method_page(name: str, title: str, overview: str) -> str:
                 ("sent in addition to FedAvg's M down, M and n_k up", sends),
                 ("forward and backward passes per sample; state", passes),
                 *([("the FedGR paper's formula", c)] if (c := declaration(name).paper_cost) else []),
+                *([("what it assumes", "; ".join(a))] if (a := assumptions_of(name)) else []),
             ],
         ),
         f"## Where it differs from its sources\n\n{differs[:1].upper()}{differs[1:]}.\n\n"
@@ -211,6 +213,11 @@ def method_page(name: str, title: str, overview: str) -> str:
         code_of(name, cls),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def assumptions_of(name: str) -> list[str]:
+    """Return the assumptions that a method declares, as words."""
+    return [f"it {ASSUMPTIONS[key]} (`{key}`)" for key in declaration(name).assumes]
 
 
 def as_markdown(docstring: str) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ASSUMPTIONS: Mapping[str, str] = {
-    "expected-noise": "is told the announced share of wrong labels",
-    "iid": "is told whether all clients have the same distribution of classes",
+    "expected-noise": "receives the announced share of wrong labels",
+    "iid": "knows whether all clients have the same distribution of classes",
     "clean-client": "needs clients whose labels are (nearly) all right",
     "all-clients": "calls every client before its own mechanism starts",
     "full-participation": "needs every client in every round",

@@ -1,4 +1,4 @@
-"""Docs, help texts, messages and docstrings are plain English: none of the words that once made a dialect of it."""
+"""Pages, help texts, messages and docstrings are plain English, without the words of a list."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ DIALECT = {  # what is written, and what to write
     r"mend(s|ed|ing)?": "fix",
     r"(is|are|be|were|was) told": "is known, is reported",
     r"tells? of": "reports, warns about",
-    r"(?<!the )(clients?|images?|times?|MB|megabytes|mixture|passes|numbers?|\d) a (round|client|sample|visit)"
+    r"(clients?|images?|times?|MB|megabytes|mixture|passes|numbers?|\d) a (round|client|sample|visit)"
     r"(?! (of|after|by|in|that|has|is|with)\b)": "per round",
     r"once a (round|visit)": "once per round",
     r"plays?|played|playing": "run",

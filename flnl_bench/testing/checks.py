@@ -98,7 +98,7 @@ CHECKS: dict[str, Sequence[Check]] = {
         ),
         Check(
             methods.check_assumptions,
-            "tables show them, and a comparison may exclude methods that are told the noise rate",
+            "tables show them, and a comparison may exclude methods that receive the noise rate",
             "it reads terms.expected_noise or terms.iid, or uploads numbers about samples or classes",
             _AFTER_RUNNING,
         ),
