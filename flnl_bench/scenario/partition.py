@@ -115,7 +115,7 @@ class Partition:
         return self.kind.iid
 
     def keep(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the rows in use, sorted: all of them, but for partitions that leave some out."""
+        """Return the rows in use, sorted: all of them, except for partitions that leave some out."""
         if self.kind.keep is None:
             return np.arange(len(labels))
         who = f"partition {self.name!r}"
@@ -259,7 +259,7 @@ PARTITIONS: Registry[PartitionKind] = Registry(
         ),
         PartitionKind(
             "rare",
-            "a share R of the clients, all clean, holds Q classes but for the share EPS of each class",
+            "a share R of the clients, all clean, holds Q classes, except for the share EPS of each class",
             rare_but_clean,
             (
                 Parameter("R", 0.001, 0.999, example=0.2),
