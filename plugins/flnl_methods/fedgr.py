@@ -233,7 +233,7 @@ class FedGR(Method):
         return labels
 
     def guide(self, batch: Batch, client: Client) -> Guide:
-        """p^le of x^w: computed once a round, or by the teacher of the current step."""
+        """p^le of x^w: computed once per round, or by the teacher of the current step."""
         if self.teacher == "revised":
             once: Guide = client.scratch["guide"].at(batch.index)
             return once
