@@ -90,3 +90,25 @@ def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
     assert process.returncode == 130, errors
     assert len(errors.splitlines()) == 1
     assert "interrupted after round 0 of 3" in errors
+
+
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("module", ["flnl_bench.cli", "rich.table", "flnl_bench.running.presets"])
+def test_a_stop_during_an_import_is_one_line(module, stop):
+    """Before the command line is imported, while it is, and in a command."""
+    code = f"""
+import os, signal, sys
+
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.{stop})
+
+sys.meta_path.insert(0, Stop())
+from flnl_bench.__main__ import main
+sys.argv[1:] = ["list", "presets"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "flnl-bench: interrupted\n"
