@@ -1,4 +1,4 @@
-"""The program `flnl-bench`, also as `python -m flnl_bench`: signals are handled before anything is imported."""
+"""The program `flnl-bench`, also as `python -m flnl_bench`: signals are handled before other imports."""
 
 from __future__ import annotations
 
