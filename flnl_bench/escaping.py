@@ -73,6 +73,7 @@ _LATEX = {
     "·": r"$\cdot$",
     "†": r"$\dagger$",
     "✗": r"$\times$",
+    "▸": r"$\triangleright$",
 }
 
 

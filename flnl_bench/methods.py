@@ -25,7 +25,15 @@ from flnl_bench import plugin_files
 from flnl_bench.assumptions import ASSUMPTIONS, measured
 from flnl_bench.errors import BadInput, nearest, one_line, unknown
 from flnl_bench.ranges import ranges_of
-from flnl_bench.registry import METHODS_HOOK, Plugins, Registry, Source, installed, use_plugin_files
+from flnl_bench.registry import (
+    METHODS_HOOK,
+    OWN_DISTRIBUTION,
+    Plugins,
+    Registry,
+    Source,
+    installed,
+    use_plugin_files,
+)
 
 if TYPE_CHECKING:
     from flnl_bench.api import Method
@@ -355,6 +363,17 @@ def assumptions_of(name: str, counts: Mapping[str, Any] | None = None) -> tuple[
 def declarations() -> Mapping[str, Declaration]:
     """Return the declarations of all plugins by the name of the method or variant."""
     return _declarations(installed())
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether a method or variant comes with this package, not from a user's plugin."""
+    return name.partition("/")[0] in _shipped(installed())
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped(plugins: Plugins) -> frozenset[str]:
+    own = [source for source in plugins.sources.values() if source.owner == OWN_DISTRIBUTION]
+    return frozenset(name.partition("/")[0] for source in own for name, _ in _declared_in(source))
 
 
 @functools.lru_cache(maxsize=1)

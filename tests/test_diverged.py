@@ -67,8 +67,8 @@ def test_an_average_over_a_diverged_run_is_marked_and_not_best(tmp_path):
     assert (row.average.diverged, row.ranks) == ((1,), {"sym-0.6": 2, "sym-1.0": 1})
     (text,) = board.text_tables
     marks = {line.label: [(cell.mark, *cell.flags) for cell in line.cells[:4]] for line in text.rows}
-    assert marks["fedgr"] == [("", "✗1"), ("best",), ("", "✗1"), ("", "✗1")]
-    assert marks["fedavg"] == [("best",), ("",), ("best",), ("best",)]
+    assert marks["fedgr"] == [("", "✗1"), ("best",), ("", "✗1"), ("", "=", "✗1")]
+    assert marks["fedavg"] == [("best",), ("",), ("best",), ("best", "=")]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from flnl_bench.leaderboards.comparability import NOISY, method_key, scored, set
 from flnl_bench.leaderboards.comparison import comparisons
 from flnl_bench.leaderboards.pandas_api import leaderboard
 from flnl_bench.leaderboards.paper import paper_average, paper_numbers
-from flnl_bench.leaderboards.render import main_table
+from flnl_bench.leaderboards.render import Layout, main_table
 from flnl_bench.leaderboards.table import BEST, SECOND, mark_column, rank_column
 
 # Three methods × clean and two noisy settings × three seeds; every number below is worked out from these.
@@ -87,7 +88,10 @@ def test_uneven_seeds_give_an_average_without_deviation(tmp_path):
 
 
 def test_the_paper_s_six_settings_are_averaged_where_the_table_has_any():
-    assert scored([["real", "sym-0.3", "clean", *reversed(NOISY)]]) == list(NOISY)
+    assert scored([["clean", *reversed(NOISY)]]) == list(NOISY)
+    assert scored([["real", "sym-0.3", *NOISY]]) == [*NOISY, "sym-0.3", "real"]  # whatever they are
+    assert scored([[*NOISY, "pair-0.6"]] * 2) == [*NOISY, "pair-0.6"]
+    assert scored([[*NOISY, "pair-0.6"], NOISY]) == list(NOISY)
     assert scored([["clean", "sym-0.3", "asym-0.3"]]) == ["sym-0.3", "asym-0.3"]
     assert scored([["clean"]]) == ["clean"]
 
@@ -120,8 +124,8 @@ def test_a_setting_that_one_method_has_is_left_out_of_average_and_rank_and_said(
     write_grid(tmp_path, {**GRID, "fedgr": {**GRID["fedgr"], "mixed-1.0": (99.0, 99.0, 99.0)}})
     table = table_of(tmp_path)
     assert table.scored == ["sym-1.0", "asym-1.0"]
-    assert [row.average.mean for row in table.rows] == [41.0, 45.0, 78.0]  # as without mixed-1.0
-    assert [row.rank for row in table.rows] == [2.75, 2.25, 1.0]
+    assert [row.average.mean for row in table.rows] == [78.0, 45.0, 41.0]  # as without mixed-1.0
+    assert [row.rank for row in table.rows] == [1.0, 2.25, 2.75]
     notes = main_table(table).notes
     assert "Avg: mean over sym-1.0, asym-1.0." in notes
     assert "Not in Avg and rank: mixed-1.0 (in 1 of 3 rows)." in notes
@@ -130,8 +134,8 @@ def test_a_setting_that_one_method_has_is_left_out_of_average_and_rank_and_said(
 # -- ranks and marks ---------------------------------------------------------------------------------
 def test_ranks_are_means_over_settings_and_ties_share_their_places(table):
     # sym-1.0: fedgr 1, fedprox 2, fedavg 3; asym-1.0: fedgr 1, the others tie for 2 and 3.
-    assert [r.rank for r in table.rows] == [2.75, 2.25, 1.0]
-    assert [r.label for r in table.rows] == ["fedavg", "fedprox", "fedgr"]
+    assert [r.rank for r in table.rows] == [1.0, 2.25, 2.75]
+    assert [r.label for r in table.rows] == ["fedgr", "fedprox", "fedavg"]
 
 
 @pytest.mark.parametrize("values", [[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [5.0, 7.0, 7.0, 1.0]])
@@ -182,7 +186,7 @@ def test_only_numbers_over_the_most_seeds_of_a_column_can_be_best_or_second(tmp_
 def test_a_column_whose_cells_all_have_fewer_seeds_than_others_still_has_its_best(tmp_path):
     write_grid(tmp_path, {"fedavg": {"clean": (90.0,), "sym-1.0": (20.0, 22.0)}}, seeds=(1, 13))
     write_grid(tmp_path, {"fedgr": {"clean": (80.0,), "sym-1.0": (70.0, 74.0)}}, seeds=(1, 13))
-    first = main_table(table_of(tmp_path)).rows[0].cells[0]
+    first = main_table(table_of(tmp_path)).rows[1].cells[0]
     assert (first.mark, first.flags) == (BEST, ["†1"])
 
 
@@ -378,3 +382,106 @@ def test_imported_scenarios_are_not_those_of_the_paper(tmp_path):
     write_run(tmp_path, "fedgr", **PAPER, fingerprint="f" * 16, scenario="f" * 16)
     done = flnl("leaderboard", tmp_path, "--paper")
     assert "⚠ paper protocol · imported scenarios vs paper protocol: not comparable" in done.out
+
+
+# -- order and choice of rows and columns -------------------------------------------------------------
+def labels_of(board):
+    return [line.label for line in board.text_tables[0].rows if line.ours]
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("avg", ["fedgr", "fedprox", "fedavg", "mine"]),  # mine has no Avg
+        ("rank", ["fedgr", "fedprox", "fedavg", "mine"]),
+        ("clean", ["mine", "fedprox", "fedavg", "fedgr"]),
+        ("asym-1.0", ["fedgr", "fedavg", "fedprox", "mine"]),  # a tie keeps the paper's order
+        ("paper", ["fedavg", "fedprox", "fedgr", "mine"]),
+        ("name", ["fedavg", "fedgr", "fedprox", "mine"]),
+    ],
+)
+def test_rows_are_sorted(tmp_path, sort, expected):
+    write_grid(tmp_path, {**GRID, "mine": {"clean": (99.0, 99.0, 99.0)}})
+    assert labels_of(leaderboard(tmp_path, sort=sort)) == expected
+    frame = leaderboard(tmp_path, sort=sort).frame
+    assert list(dict.fromkeys(frame.label)) == expected
+
+
+def test_where_less_is_better_the_least_comes_first(tmp_path):
+    for method, share in (("fedavg", 30.0), ("fedgr", 10.0)):
+        path = write_run(tmp_path, method, all_rounds=True) / "rounds.jsonl"
+        path.write_text(re.sub(r'"memorised": ?10.0', f'"memorised": {share}', path.read_text()))
+    assert labels_of(leaderboard(tmp_path, "memorised")) == ["fedgr", "fedavg"]
+
+
+def test_the_settings_of_the_average_can_be_chosen(tmp_path):
+    write_grid(tmp_path, GRID)
+    (table,) = leaderboard(tmp_path, average=["clean", "sym-1"]).tables
+    assert table.scored == ["clean", "sym-1.0"]
+    assert {row.label: row.average.mean for row in table.rows} == {
+        "fedprox": 62.5,
+        "fedgr": 77.0,
+        "fedavg": 56.5,
+    }
+    done = flnl("leaderboard", tmp_path, "--average", "clean,sym-1.0")
+    assert "Avg: mean over clean, sym-1.0." in done.out
+    done = flnl("leaderboard", tmp_path, "--average", "sym-0.6")
+    assert (done.code, "unknown setting 'sym-0.6'" in done.errors[-1]) == (2, True)
+    (best,) = leaderboard(tmp_path, "best", average=["clean", "sym-1.0"]).tables
+    assert best.scored == table.scored
+
+
+def test_rows_and_columns_are_chosen_and_keep_their_numbers(tmp_path):
+    write_grid(tmp_path, GRID)
+    (whole,) = leaderboard(tmp_path).text_tables
+    layout = Layout(columns=["RANK", "sym-1.0"], rows=["fedavg", "fedgr"], spread=False, notes=False)
+    (text,) = leaderboard(tmp_path, layout=layout).text_tables
+    assert (text.columns, [row.label for row in text.rows]) == (["rank", "sym-1.0"], ["fedavg", "fedgr"])
+    assert [cell.number for cell in text.rows[1].cells] == ["1.00", "73.00"]
+    assert (text.rows[1].cells[1].mark, text.rows[1].cells[1].spread) == (BEST, "")
+    assert text.notes == ()
+    assert len(whole.rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--columns", "sym-9", "unknown column 'sym-9'; did you mean 'sym-1.0'?"),
+        ("--rows", "fedgrr", "unknown row 'fedgrr'; did you mean 'fedgr'?"),
+        ("--sort", "averag", "unknown order 'averag'; did you mean 'avg'?"),
+    ],
+)
+def test_unknown_names_of_a_layout_are_refused(tmp_path, option, name, message):
+    write_grid(tmp_path, GRID)
+    done = flnl("leaderboard", tmp_path, option, name)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.errors[-1]
+
+
+def test_a_caption_is_of_one_table(tmp_path):
+    write_run(tmp_path)
+    write_run(tmp_path, partition="dir-0.3")
+    done = flnl("leaderboard", tmp_path, "--caption", "Ours")
+    assert (done.code, "but there are 2" in done.errors[-1]) == (2, True)
+
+
+def test_methods_of_the_user_are_marked_next_to_those_of_the_package(tmp_path):
+    write_run(tmp_path, "mine")
+    assert "▸" not in flnl("leaderboard", tmp_path).out
+    write_run(tmp_path, "fedgr/no-sieve")
+    out = flnl("leaderboard", tmp_path).out
+    assert "▸ mine" in out
+    assert "▸ fedgr" not in out
+    assert "▸: not a method of this package." in out
+    assert r"$\triangleright$ mine" in flnl("leaderboard", tmp_path, "--format", "latex").out
+
+
+def test_equal_ranks_are_marked(tmp_path):
+    settings = {"sym-1.0": (20.0, 21.0), "asym-1.0": (60.0, 61.0)}
+    write_grid(
+        tmp_path,
+        {"fedavg": settings, "fedprox": settings, "fedgr": {"sym-1.0": (9.0, 8.0), "asym-1.0": (5.0, 6.0)}},
+    )
+    text = main_table(table_of(tmp_path))
+    ranks = {row.label: (row.cells[3].number, *row.cells[3].flags) for row in text.rows if row.ours}
+    assert ranks == {"fedavg": ("1.50", "="), "fedprox": ("1.50", "="), "fedgr": ("3.00",)}

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
     write_grid(out, dict.fromkeys(methods, wide), changed={}, **PAPER)
     values = {**hyperparameters_of("fedgr", "cifar10", "paper"), **SWEPT}
     write_run(out, "fedgr", hyperparameters=values, changed=SWEPT, **PAPER)
-    write_run(out, r"my_50%_{m}&$^~#\x", **PAPER)
+    write_run(out, "my_50%_{m}&$^~#", **PAPER)
     return out
 
 

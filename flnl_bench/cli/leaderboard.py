@@ -56,6 +56,25 @@ def leaderboard_command(
     with_published: Annotated[
         bool, flag(COMPARED, "Add the runs that this package ships to your own.", "--with-published")
     ] = False,
+    average: Annotated[
+        str | None,
+        option(COMPARED, "NAMES", "Settings that Avg and rank are over.", default="those that all rows have"),
+    ] = None,
+    sort: Annotated[
+        str, option(COMPARED, "NAME", "Order of the rows: avg, rank, paper, name or a setting.")
+    ] = "avg",
+    columns: Annotated[
+        str | None,
+        option(OUTPUT, "NAMES", "Show these columns, as in sym-1.0,Avg,rank,place,P(best).", default="all"),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        option(OUTPUT, "NAMES", "Show these rows, as in fedavg,fedgr.", default="all"),
+    ] = None,
+    caption: Annotated[str | None, option(OUTPUT, "TEXT", "Caption of the LaTeX table.")] = None,
+    label: Annotated[str | None, option(OUTPUT, "NAME", "Label of the LaTeX table, as in tab:main.")] = None,
+    no_spread: Annotated[bool, flag(OUTPUT, "Show means without ±.", "--no-spread")] = False,
+    no_notes: Annotated[bool, flag(OUTPUT, "Leave out the notes below the table.", "--no-notes")] = False,
     kind: Annotated[
         str | None, option(OUTPUT, "NAME", f"{FORMAT_HELP}.", "--format", default="that of FILE, else table")
     ] = None,
@@ -67,6 +86,7 @@ def leaderboard_command(
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds."""
     from flnl_bench.leaderboards import pandas_api
     from flnl_bench.leaderboards.metrics import check_metric
+    from flnl_bench.leaderboards.render import Layout
     from flnl_bench.leaderboards.terminal import show, width_here
 
     if as_json and kind not in (None, "json"):
@@ -90,6 +110,9 @@ def leaderboard_command(
         partitions=partition,
         seeds=seed,
         without=without or (),
+        average=_names(average),
+        sort=sort,
+        layout=Layout(_names(columns), _names(rows), caption or "", label or "", not no_spread, not no_notes),
     )
     for text in board.warnings:
         note(f"warning: {text}")
@@ -101,6 +124,13 @@ def leaderboard_command(
         show(console, board.text_tables)
     else:
         print(chosen_format.write(board), end="")
+
+
+def _names(text: str | None) -> list[str]:
+    """Divide names at commas; a setting or a label may have commas of its own in quotes."""
+    import csv
+
+    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True))] if text else []
 
 
 def write(path: Path, text: str) -> None:

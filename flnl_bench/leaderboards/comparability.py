@@ -40,16 +40,16 @@ def setting_key(name: str) -> tuple[int, int, str]:
 def scored(rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the settings that Avg and rank are over, from the settings of each row.
 
-    They are the paper's six where two rows have them all. Otherwise, of the sets of noisy settings that one
-    row has or two rows share, it is the set whose complete rows hold the most cells: a row with one more
-    setting, or with only a few, removes the average of no other row. If some of the paper's settings are in
-    the set, only those count.
+    They are the noisy settings that all rows have. If a row has only a few, it is the set, of those that one
+    row has or two rows share, whose complete rows hold the most cells: a row with one more setting, or with
+    only a few, removes the average of no other row. The paper's six are in the set if two rows have them all.
     """
     noisy = [frozenset(row) - {"clean"} for row in rows]
     if not any(noisy):
         return ["clean"]
-    if sum(row.issuperset(NOISY) for row in noisy) > 1:
-        return list(NOISY)
+    complete = [row for row in noisy if row.issuperset(NOISY)]
+    if len(complete) > 1:
+        return sorted(set.intersection(*map(set, complete)), key=setting_key)
 
     def order(names: frozenset[str]) -> tuple[int, int, list[tuple[int, int, str]]]:
         complete = sum(names <= row for row in noisy)
@@ -57,7 +57,7 @@ def scored(rows: Iterable[Iterable[str]]) -> list[str]:
 
     shared = {a & b for a in set(noisy) for b in set(noisy)}
     best = min(shared, key=order)
-    return sorted(best & set(NOISY) or best, key=setting_key)
+    return sorted(best, key=setting_key)
 
 
 # -- filters -----------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def chosen(records: Sequence[RunRecord], only: Mapping[str, Names]) -> list[RunR
             continue
         filters.append(name)
         recorded = {getattr(record.config, name) for record in records}
-        spellings = [value if value in recorded else _full_name(name, str(value)) for value in wanted]
+        spellings = [value if value in recorded else full_name(name, str(value)) for value in wanted]
         for value, spelling in zip(wanted, spellings, strict=True):
             if spelling not in recorded:
                 raise unknown(name, str(value), map(str, recorded), "the results")
@@ -105,7 +105,7 @@ def assumed(record: RunRecord) -> tuple[str, ...]:
     return assumptions_of(record.config.method, record.summary.counts if record.summary else None)
 
 
-def _full_name(name: str, value: str) -> str:
+def full_name(name: str, value: str) -> str:
     """Return the spelling that records use; the value itself if this version does not know it."""
     # They need NumPy, which tables can do without.
     from flnl_bench.data import dataset_name

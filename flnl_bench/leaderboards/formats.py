@@ -92,7 +92,7 @@ def _markdown_table(table: TextTable) -> str:
 
 
 def _markdown_row(row: TextRow) -> list[str]:
-    label = markdown(row.label)
+    label = markdown(row.shown)
     return [label if row.ours else f"*{label}*", *map(_markdown_cell, row.cells)]
 
 
@@ -107,7 +107,7 @@ _WIDE = 4  # a table with at least this many columns gets the full width of a pa
 _SMALL = "\\small\\setlength{\\tabcolsep}{4pt}"
 # Shrinks only a table that is too wide.
 _SHRINK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
-_SIGN = re.compile(r"(?<!\w)[+-](?=\d)")
+_SIGN = re.compile(r"(?<![\w-])[+-](?=\d)")
 _LATEX_FLAGS = {"†": "\\dagger ", "✗": "\\times ", "−": "-"}
 _LATEX_MARKS = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}"}
 
@@ -120,35 +120,40 @@ def write_latex(board: Leaderboard) -> str:
 
 def _latex_table(table: TextTable) -> str:
     kind = "table*" if len(table.columns) >= _WIDE else "table"
-    caption = " ".join([f"{table.title}.", *table.about])
+    caption = table.caption or " ".join([f"{table.title}.", *table.about])
+    label = table.label or f"tab:{re.sub('[^a-z0-9]+', '-', table.title.lower()).strip('-')}"
+    body = [_latex_row(row) for row in table.rows]
+    last = next((place for place, row in enumerate(table.rows) if row.kind == "detectable"), len(body))
+    body[last:last] = ["\\midrule"] if last < len(body) else []
     alarm = [f"\\textbf{{Warning: {latex(table.alarm)}.}}\\par\\smallskip"] if table.alarm else []
     tabular = [
         f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "\\toprule",
         " & ".join(["Method", *map(latex, table.columns)]) + " \\\\",
         "\\midrule",
-        *(_latex_row(row) for row in table.rows),
+        *body,
         "\\bottomrule",
         "\\end{tabular}",
     ]
-    notes = "\\par\\smallskip\\footnotesize " + latex(" ".join([table.legend, *table.notes]).strip())
+    words = latex(" ".join([table.legend, *table.notes]).strip())
+    notes = [f"\\par\\smallskip\\footnotesize {words}"] if words else []
     lines = [
         f"\\begin{{{kind}}}",
         "\\centering",
-        f"\\caption{{{latex(caption)}}}\\smallskip",
+        f"\\caption{{{latex(caption)}}}\\label{{{label}}}\\smallskip",
         *alarm,
         _SMALL,
         _SHRINK,
         *tabular,
         "}",
-        notes,
+        *notes,
         f"\\end{{{kind}}}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _latex_row(row: TextRow) -> str:
-    label = latex(row.label)
+    label = latex(row.shown.removesuffix(row.label) + (row.title or row.label))
     label = label if row.ours else f"\\quad\\textit{{{label}}}"
     return " & ".join([label, *map(_latex_cell, row.cells)]) + " \\\\"
 
@@ -221,7 +226,7 @@ def _html_table(table: TextTable) -> str:
 
 def _html_row(row: TextRow) -> str:
     cells = "".join(_html_cell(cell) for cell in row.cells)
-    return f'<tr class="{row.kind}"><th scope="row">{html(row.label)}</th>{cells}</tr>'
+    return f'<tr class="{row.kind}"><th scope="row">{html(row.shown)}</th>{cells}</tr>'
 
 
 def _html_cell(cell: TextCell) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RUN_NAMES
-from flnl_bench.errors import BadInput, require
+from flnl_bench.errors import BadInput, require, unknown
 from flnl_bench.leaderboards import comparability
 from flnl_bench.leaderboards.comparability import Names, chosen
 from flnl_bench.leaderboards.comparison import check_row_name
@@ -22,6 +22,7 @@ from flnl_bench.leaderboards.formats import FORMATS, html_fragment
 from flnl_bench.leaderboards.metrics import COST, check_metric
 from flnl_bench.leaderboards.paper import both_protocols, paper_cells, without_paper_numbers
 from flnl_bench.leaderboards.render import (
+    Layout,
     TextTable,
     agreement_table,
     comparison_table,
@@ -29,7 +30,7 @@ from flnl_bench.leaderboards.render import (
     main_table,
     seed_sets,
 )
-from flnl_bench.leaderboards.table import Table, make_tables, table_warnings
+from flnl_bench.leaderboards.table import SORTS, Table, make_tables, table_warnings
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import (
     METRICS,
@@ -130,6 +131,7 @@ class Leaderboard:
     warnings: Sequence[str] = ()  # tables kept apart, runs left out, numbers that may not be compared
     against: str | None = None
     paper: bool = False
+    layout: Layout = field(default_factory=Layout)
     problems: Mapping[Path, str] = field(default_factory=dict)  # files that could not be read, and why
     unfinished: Mapping[Path, str] = field(default_factory=dict)  # run folders by status
 
@@ -140,7 +142,7 @@ class Leaderboard:
             return [cost_table(table, paper=self.paper) for table in self.tables]
         texts = []
         for table in self.tables:
-            texts.append(main_table(table, paper=self.paper, against=self.against))
+            texts.append(main_table(table, paper=self.paper, against=self.against, layout=self.layout))
             if self.against is not None:
                 texts.append(comparison_table(table, self.against))
         agreement = agreement_table(self.tables) if self.paper else None
@@ -219,6 +221,9 @@ def leaderboard(
     partitions: Names = None,
     seeds: Names = None,
     without: Sequence[str] = (),
+    average: Sequence[str] = (),
+    sort: str = "avg",
+    layout: Layout | None = None,
 ) -> Leaderboard:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds.
 
@@ -229,6 +234,9 @@ def leaderboard(
         against: Add paired differences to this method, with confidence interval and test.
         paper: Add the paper's numbers, with the difference and the agreement of the orders.
         without: Leave out methods with one of these assumptions (`flnl_bench.assumptions`).
+        average: The settings that Avg and rank are over; else those that all rows have.
+        sort: The order of the rows: avg, rank, paper, name or a setting.
+        layout: The rows and columns that are written, and the form of LaTeX tables.
 
     `datasets`, `presets`, `methods`, `settings`, `partitions` and `seeds` select runs by their names.
     """
@@ -253,11 +261,30 @@ def leaderboard(
     )
     if not tables:
         raise BadInput(f"no finished run has a number for {metric}")
+    if average:
+        tables = [table.of(table.metric, _known_settings(tables, average, "setting")) for table in tables]
+    if sort not in SORTS:
+        sort = _known_settings(tables, [sort], "order", SORTS)[0]
+    tables = [table.sorted(sort) for table in tables]
+    layout = layout or Layout()
+    layout.check(tables)
     if against is not None:
         check_row_name(tables, against)
     warnings = _warnings(tables, paper=paper and metric != COST)
     unfinished = {record.folder: record.status for record in records if not record.done}
-    return Leaderboard(tables, metric, warnings, against, paper, problems, unfinished)
+    return Leaderboard(tables, metric, warnings, against, paper, layout, problems, unfinished)
+
+
+def _known_settings(
+    tables: Sequence[Table], names: Sequence[str], what: str, more: Sequence[str] = ()
+) -> list[str]:
+    """Return the names of settings as the tables have them; a BadInput if no table has one."""
+    known = dict.fromkeys(name for table in tables for name in table.settings)
+    full = [name if name in known else comparability.full_name("setting", name) for name in names]
+    for name, spelling in zip(names, full, strict=True):
+        if spelling not in known:
+            raise unknown(what, name, [*more, *known])
+    return full
 
 
 def _warnings(tables: Sequence[Table], paper: bool) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flnl_bench.engine.ledger import PER, sentence
+from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import NOISY
 from flnl_bench.leaderboards.comparison import Comparison, comparisons, find_row, setting_tests, tie
 from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, sent_numbers
@@ -38,7 +40,8 @@ DIVERGED_NOTE = (
 )
 LEGEND = "Best in bold, second underlined."
 OURS, PAPER, DIFFERENCE, DETECTABLE = "ours", "paper", "difference", "detectable"  # kinds of rows
-PLACE, FIRST = "place", "P(best)"  # columns
+AVERAGE, RANK, PLACE, FIRST = "Avg", "rank", "place", "P(best)"  # columns
+OWN, TIED = "▸", "="  # before a method of the user; after a rank that rows share
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ class TextRow:
     label: str
     cells: Sequence[TextCell]
     kind: str = OURS
+    method: str = ""
+    title: str = ""  # the label with the method's name as in its paper
+    own: bool = False  # a method of the user, not of this package
+
+    @property
+    def shown(self) -> str:
+        """The label, marked if it is a method of the user."""
+        return f"{OWN} {self.label}" if self.own else self.label
 
     @property
     def ours(self) -> bool:
@@ -77,26 +88,100 @@ class TextTable:
     alarm: str | None = None  # a warning that every format shows prominently
     legend: str = ""  # the meaning of the marks, for formats that can show them
     notes: Sequence[str] = ()
+    caption: str = ""  # instead of title and `about`, in LaTeX
+    label: str = ""  # of LaTeX
 
 
-def main_table(table: Table, *, paper: bool = False, against: str | None = None) -> TextTable:
+@dataclass(frozen=True)
+class Layout:
+    """The part of a table that is written, and its form; no number depends on it."""
+
+    columns: Sequence[str] = ()  # in this order; all if empty
+    rows: Sequence[str] = ()  # labels or methods, in this order; all if empty
+    caption: str = ""
+    label: str = ""
+    spread: bool = True  # ± after a mean
+    notes: bool = True  # below the table
+
+    def check(self, tables: Sequence[Table]) -> None:
+        """Refuse names that no table has, and a caption of several tables."""
+        known = [*{name: 0 for table in tables for name in table.settings}, AVERAGE, RANK, PLACE, FIRST]
+        lower = [name.lower() for name in known]
+        for name in self.columns:
+            if name.lower() not in lower:
+                raise unknown("column", name, known)
+        labels = {name for table in tables for row in table.rows for name in (row.label, row.method)}
+        for name in self.rows:
+            if name not in labels:
+                raise unknown("row", name, labels)
+        if (self.caption or self.label) and len(tables) > 1:
+            raise BadInput(
+                f"a caption and a label are of one table, but there are {len(tables)}; choose one by data "
+                "set, partition or preset"
+            )
+
+    def apply(self, text: TextTable) -> TextTable:
+        """Return the chosen rows and columns of the table of a metric."""
+        names = [name.lower() for name in self.columns]
+        places = list(range(len(text.columns)))
+        if names:
+            shown = [name.lower() for name in text.columns]
+            places = [shown.index(name) for name in names if name in shown]
+        rows = [
+            dataclasses.replace(row, cells=[self._cell(row.cells[place]) for place in places])
+            for row in self._chosen(text.rows)
+        ]
+        return dataclasses.replace(
+            text,
+            columns=[text.columns[place] for place in places],
+            rows=rows,
+            legend=text.legend if self.notes else "",
+            notes=text.notes if self.notes else (),
+            caption=self.caption,
+            label=self.label,
+        )
+
+    def _cell(self, cell: TextCell) -> TextCell:
+        return cell if self.spread else dataclasses.replace(cell, spread="")
+
+    def _chosen(self, rows: Sequence[TextRow]) -> list[TextRow]:
+        """Return the chosen rows, each with the rows of the paper below it."""
+        if not self.rows:
+            return list(rows)
+        blocks: list[list[TextRow]] = []
+        for row in rows:
+            if row.ours:
+                blocks.append([])
+            if row.kind != DETECTABLE:
+                blocks[-1].append(row)
+        chosen: dict[str, list[TextRow]] = {}
+        for name in self.rows:
+            chosen |= {b[0].label: b for b in blocks if name in (b[0].label, b[0].method)}
+        return [row for block in chosen.values() for row in block]
+
+
+def main_table(
+    table: Table, *, paper: bool = False, against: str | None = None, layout: Layout | None = None
+) -> TextTable:
     """Make the table of a metric; with a method that the others are tested against, setting by setting."""
     digits = ALL_METRICS[table.metric].digits
-    averages = ["Avg"] if len(table.scored) > 1 else []
+    averages = [AVERAGE] if len(table.scored) > 1 else []
+    marks_own = 0 < sum(row.own for row in table.rows) < len(table.rows)
     ranked = len(table.rows) > 1
     numbers = [*table.settings, *averages]
     standings = table.standings
     tests = setting_tests(table, against) if against is not None else {}
     rows: list[TextRow] = []
     for row, marked in zip(table.rows, mark_table(table), strict=True):
-        own: dict[str, Cell | None] = {**row.cells, "Avg": row.average}
+        own: dict[str, Cell | None] = {**row.cells, AVERAGE: row.average}
         signs = tests.get(row.label, {})
         texts = [
             _text_cell(own.get(name), marked[name], table.seeds, digits, signs.get(name)) for name in numbers
         ]
-        ranks = [_rank_cell(row, marked["rank"], table.seeds)] if ranked else []
+        ranks = [_rank_cell(table, row, marked[RANK])] if ranked else []
         ranks += _standing_cells(standings.get(row.label)) if standings else []
-        rows.append(TextRow(row.label, [*texts, *ranks]))
+        own_mark = marks_own and row.own
+        rows.append(TextRow(row.label, [*texts, *ranks], OURS, row.method, row.title, own_mark))
         if paper:
             rows += _paper_rows(table, row, numbers, [TextCell() for _ in ranks])
     if detectable := table.detectable:
@@ -106,17 +191,19 @@ def main_table(table: Table, *, paper: bool = False, against: str | None = None)
     compared = any(row.kind == PAPER for row in rows)
     without_numbers = without_paper_numbers(table) if paper else []
     if compared:
-        text, comparable = both_protocols(table)
-        about += [f"Protocols: {text}."] if comparable else []
-        alarms += [] if comparable else [text]
+        protocols, comparable = both_protocols(table)
+        about += [f"Protocols: {protocols}."] if comparable else []
+        alarms += [] if comparable else [protocols]
     elif paper:
         nothing = "No row of this table can be compared with the paper's numbers."
         about.append(nothing if without_numbers else "The paper has no numbers for this table.")
     notes = table_notes(table, paper=compared)
     notes += [f"No number of the paper for {text}." for text in without_numbers]
     notes += _test_notes(table, against, tests) if against is not None else []
-    columns = [*numbers, *(["rank"] if ranked else []), *([PLACE, FIRST] if standings else [])]
-    return TextTable(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
+    notes += [f"{OWN}: not a method of this package."] if marks_own else []
+    columns = [*numbers, *([RANK] if ranked else []), *([PLACE, FIRST] if standings else [])]
+    text = TextTable(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
+    return (layout or Layout()).apply(text)
 
 
 def _text_cell(
@@ -133,10 +220,14 @@ def _text_cell(
     )
 
 
-def _rank_cell(row: Row, mark: str, seeds: int) -> TextCell:
+def _rank_cell(table: Table, row: Row, mark: str) -> TextCell:
     if row.rank is None:
         return TextCell()
-    return TextCell(f"{row.rank:.2f}", mark=mark, flags=_flags(row.seeds, seeds, row.diverged))
+    ranks = [f"{other.rank:.2f}" for other in table.rows if other.rank is not None]
+    tied = [TIED] if ranks.count(f"{row.rank:.2f}") > 1 else []
+    return TextCell(
+        f"{row.rank:.2f}", mark=mark, flags=[*tied, *_flags(row.seeds, table.seeds, row.diverged)]
+    )
 
 
 def _standing_cells(standing: Standing | None) -> list[TextCell]:
@@ -307,7 +398,13 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
     if len(over) > 1:
         means["Avg"] = f"Avg: mean over {names}."
     if len(table.rows) > 1:
-        means["rank"] = f"Rank: mean rank over {names} (1 is best), among the rows that have all of them."
+        means["rank"] = (
+            f"Rank: mean rank over {names} (1 is best), among the rows that have all of them; rows that tie "
+            "in a setting share the mean of their places."
+        )
+        ranks = [f"{row.rank:.2f}" for row in table.rows if row.rank is not None]
+        if len(set(ranks)) < len(ranks):
+            means["rank"] += f" {TIED}: the same rank as another row."
     notes = list(means.values())
     left_out = [name for name in table.settings if name not in (*over, "clean")]
     if notes and left_out:

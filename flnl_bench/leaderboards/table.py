@@ -34,12 +34,14 @@ from flnl_bench.leaderboards.statistics import (
     tie_letters,
     told_apart,
 )
+from flnl_bench.methods import declaration, is_shipped
 from flnl_bench.results.run_record import METRICS, RunRecord
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.statistics import Numbers
 
 BEST, SECOND = "best", "second"
+SORTS = ("avg", "rank", "paper", "name")  # orders of rows, next to the settings
 RowRuns = dict[str, dict[int, RunRecord]]  # by setting and seed
 
 
@@ -113,6 +115,16 @@ class Row:
     def changed(self) -> Mapping[str, Any]:
         """The hyper-parameters that differ from preset and variant."""
         return self.records[0].changed
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a method of the user, not of this package."""
+        return not is_shipped(self.method)
+
+    @property
+    def title(self) -> str:
+        """The label with the method's name as in its paper."""
+        return (declaration(self.method).title or self.method) + self.label.removeprefix(self.method)
 
     @property
     def diverged(self) -> Sequence[int]:
@@ -226,10 +238,37 @@ class Table:
     rows: Sequence[Row]
     left_out: Sequence[str] = ()  # runs that are not counted, because a later one has other numbers
     row_notes: Sequence[str] = ()  # why a method has several rows
+    averaged: Sequence[str] = ()  # the settings that a user chose for Avg and rank
 
-    def of(self, metric: str) -> Table:
-        """Return the same runs with the numbers of another metric, without the rows that have none."""
-        return dataclasses.replace(self, metric=metric, rows=_numbered(self.rows, ALL_METRICS[metric]))
+    def of(self, metric: str, averaged: Sequence[str] | None = None) -> Table:
+        """Return the same runs with the numbers of another metric, without the rows that have none.
+
+        Avg and rank are over the same settings as before, or over the given ones.
+        """
+        averaged = self.averaged if averaged is None else averaged
+        rows = _numbered(self.rows, ALL_METRICS[metric], averaged)
+        return dataclasses.replace(self, metric=metric, rows=rows, averaged=averaged)
+
+    def sorted(self, by: str) -> Table:
+        """Return the rows in another order: the best first, diverged rows and those without number last.
+
+        Args:
+            by: one of SORTS or a setting. Rows that a setting or Avg does not order keep the paper's order.
+        """
+        metric = ALL_METRICS[self.metric]
+
+        def number(row: Row) -> float:
+            if by == "rank":
+                return row.rank if row.rank and not row.diverged else math.inf
+            cell = row.average if by == "avg" else row.cells.get(by)
+            return -cell.score(metric) if cell else math.inf
+
+        rows = sorted(self.rows, key=lambda row: (method_key(row.method), row.label))
+        if by == "name":
+            rows.sort(key=lambda row: row.label)
+        elif by != "paper":
+            rows.sort(key=lambda row: (number(row), row.average is None))
+        return dataclasses.replace(self, rows=rows)
 
     @functools.cached_property
     def settings(self) -> list[str]:
@@ -239,7 +278,7 @@ class Table:
     @functools.cached_property
     def scored(self) -> list[str]:
         """The settings that Avg and rank are over."""
-        return scored(row.cells for row in self.rows)
+        return list(self.averaged) or scored(row.cells for row in self.rows)
 
     @functools.cached_property
     def seeds(self) -> int:
@@ -444,10 +483,10 @@ def table_warnings(tables: Sequence[Table]) -> list[str]:
 
 
 # -- numbers -----------------------------------------------------------------------------------------
-def _numbered(rows: Sequence[Row], metric: Metric) -> list[Row]:
+def _numbered(rows: Sequence[Row], metric: Metric, averaged: Sequence[str]) -> list[Row]:
     """Return the rows that have the metric, with their cells, averages and ranks."""
     numbered = [(row, cells) for row in rows if (cells := _cells(row, metric))]
-    over = scored(cells for _, cells in numbered)
+    over = averaged or scored(cells for _, cells in numbered)
     ranks = _ranks([cells for _, cells in numbered], over, metric)
     return [
         dataclasses.replace(row, cells=cells, average=_average(cells, over), ranks=own_ranks)

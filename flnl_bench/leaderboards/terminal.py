@@ -95,7 +95,7 @@ def _grid(table: TextTable, block: range, join: str) -> Grid:
 
 
 def _label(row: TextRow) -> str:
-    return terminal(row.label if row.ours else f"  {row.label}")
+    return terminal(row.shown if row.ours else f"  {row.label}")
 
 
 def _header(name: str, join: str) -> str:
