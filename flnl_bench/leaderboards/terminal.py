@@ -23,14 +23,22 @@ _STYLES = {BEST: "bold", SECOND: "underline"}
 
 def width_here() -> int:
     """Return the width of the terminal, or COLUMNS; without both, rows are not broken."""
-    console = Console()
+    console = Console(force_jupyter=False)
     return console.width if console.is_terminal or "COLUMNS" in os.environ else WIDE
 
 
 def tables_as_text(tables: Sequence[TextTable], width: int = WIDE) -> str:
     """Write all tables without colours, and without blanks at the ends of lines."""
     out = io.StringIO()
-    plain = Console(file=out, width=width, force_terminal=False, highlight=False, markup=False, emoji=False)
+    plain = Console(
+        file=out,
+        width=width,
+        force_terminal=False,
+        force_jupyter=False,  # in a notebook rich would display the tables instead of writing them
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     show(plain, tables)
     return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
 

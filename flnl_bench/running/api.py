@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +64,7 @@ def run(
     fresh: bool = False,
     save_model: bool = False,
     tracker: str | Sequence[str] = (),
-    progress: RoundCallback | None = None,
+    progress: RoundCallback | bool | None = None,
     loading: LoadProgress | None = None,
     **training: Any,
 ) -> RunRecord:
@@ -101,7 +102,8 @@ def run(
         fresh: run again, even if the run is finished.
         save_model: keep the final and the best global weights, for `load_model`.
         tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; a failing one is dropped.
-        progress: called with each finished round, as a row of rounds.jsonl.
+        progress: True shows round and accuracy on stderr; a function is called with each finished round, as
+            a row of rounds.jsonl.
         loading: called as (what, done, total) while a large data set is decoded.
         training: any other value of the protocol, as in momentum=0.9.
 
@@ -123,7 +125,7 @@ def run_seeds(
     *,
     seeds: Iterable[int],
     fresh: bool = False,
-    progress: RoundCallback | None = None,
+    progress: RoundCallback | bool | None = None,
     **options: Any,
 ) -> list[RunRecord]:
     """Run a method with several seeds; all runs are checked before the first one starts.
@@ -133,20 +135,40 @@ def run_seeds(
         setting: the label noise.
         seeds: one run each.
         fresh: run again, even finished runs.
-        progress: called with each finished round.
+        progress: True, or called with each finished round, as in `run`.
         options: the other options of `run`.
     """
     require("seed" not in options, "seed", options.get("seed"), "left out where seeds are given")
     loading = options.pop("loading", None)
     for name in options.keys() - OPTION_NAMES:
         raise unknown("option", name, {*OPTION_NAMES, "fresh", "progress", "loading"})
+    require(
+        progress is None or isinstance(progress, bool) or callable(progress),
+        "progress",
+        repr(progress),
+        "True or a function",
+    )
     asked = {"method": method, "setting": setting, **options}
     records = []
     for runner in prepare_seeds(check_seeds(seeds), asked, loading=loading):
         for note in () if fresh else runner.notes():
             warnings.warn(note, stacklevel=2)
-        records.append(finish(runner, fresh=fresh, progress=progress))
+        callback = _show_rounds(runner) if progress is True else progress or None
+        records.append(finish(runner, fresh=fresh, progress=callback))
     return records
+
+
+def _show_rounds(runner: Runner) -> RoundCallback:
+    """Return a callback that keeps one line on stderr up to date, in a terminal and in a notebook."""
+    config = runner.config
+
+    def show(row: Mapping[str, Any]) -> None:
+        number, rounds = row["round"] + 1, config.training.rounds
+        accuracy = "unknown" if row["accuracy"] is None else f"{row['accuracy']:.2f} %"
+        text = f"\r{config.title}: round {number} of {rounds}, accuracy {accuracy}   "
+        print(text, end="\n" if number == rounds else "", file=sys.stderr, flush=True)
+
+    return show
 
 
 def make_scenario(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +86,7 @@ def run_suite(
     out: str | PathLike[str] = "results/runs",
     save_model: bool = False,
     tracker: str | Sequence[str] = (),
-    progress: SuiteCallback | None = None,
+    progress: SuiteCallback | bool | None = None,
     loading: LoadProgress | None = None,
 ) -> SuiteResult:
     """Run every method on every scenario of a suite.
@@ -108,8 +109,9 @@ def run_suite(
         out: the folder of the runs.
         save_model: keep the final and the best global weights of every run.
         tracker: names of trackers that follow every run, as for `run`.
-        progress: called with the progress of all runs, which has `warnings`, at the start and whenever it
-            was read again; without it, the warnings are Python's.
+        progress: True shows the number of runs per status on stderr; a function is called with the progress
+            of all runs, which has `warnings`, at the start and whenever it was read again. Without it, the
+            warnings are Python's.
         loading: called as (title, done, total) while a large data set is decoded.
 
     Raises:
@@ -124,6 +126,8 @@ def run_suite(
     options = {"out": out, "data_dir": data_dir, "tracker": trackers, "save_model": save_model}
     checked, plans = _plan(suite, device, executor == "local", **options)
     start = time.monotonic()
+    if isinstance(progress, bool):
+        progress = _show_counts if progress else None
     state = SuiteProgress.of(plans, jobs or len(plans), retry_failed, fresh)
     for warning in () if progress else state.warnings:
         warnings.warn(warning, stacklevel=2)
@@ -140,6 +144,13 @@ def run_suite(
     if dry_run and executor == "local":
         left = estimate_time(state, out, slots(jobs, plans[0].config.device, runs_per_gpu)[0])
     return SuiteResult(checked, state, out, time.monotonic() - start, left)
+
+
+def _show_counts(state: SuiteProgress) -> None:
+    """Keep one line on stderr up to date, in a terminal and in a notebook."""
+    counts = ", ".join(f"{number} {status}" for status, number in state.counts().items() if number)
+    ended = not state.having("waiting", "running")
+    print(f"\r{counts} of {len(state.runs)} runs   ", end="\n" if ended else "", file=sys.stderr, flush=True)
 
 
 def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:
