@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from flnl_bench.cli import options
 from flnl_bench.cli.console import (
     Interrupted,
+    decimal,
     note,
     percent,
     print_json,
@@ -28,15 +29,16 @@ from flnl_bench.errors import BadInput
 
 if TYPE_CHECKING:
     from flnl_bench.observations.memorization import Observation
+    from flnl_bench.observations.world import WorldObservation
 
-observe_commands = typer.Typer(help="The paper's observation experiments: data and a picture.")
+observe_commands = typer.Typer(help="Experiments that measure models during training.")
 
 PICTURE = "memorization.svg"
 
 
 @observe_commands.callback()
 def observe() -> None:
-    """The paper's observation experiments: data and a picture."""
+    """Experiments that measure models during training."""
 
 
 def axis(panel: str, metavar: str, text: str) -> Any:
@@ -152,3 +154,76 @@ def _print(observation: Observation) -> None:
         console.print(rows)
     console.print("wrong labels memorised and test accuracy: means over the last ten measured rounds")
     print_paths(files=str(observation.folder))
+
+
+@observe_commands.command("world")
+def world_command(
+    preset: options.PresetName = "quick",
+    dataset: options.DatasetName = None,
+    partition: Annotated[
+        list[str] | None,
+        option(SCENARIO, "NAME", "Who holds which images; may be repeated.", default="iid"),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        option(SCENARIO, "NAME", "Label noise; may be repeated.", default="clean, mixed-1.0"),
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        option(SCENARIO, "N", "Seed; may be repeated. Use others than in your tables.", default="7, 8"),
+    ] = None,
+    after: Annotated[
+        list[int] | None,
+        option(PROTOCOL, "N", "Measure after N rounds; may be repeated.", default="a fifth of all rounds"),
+    ] = None,
+    training: Annotated[
+        list[str] | None,
+        option(PROTOCOL, "KEY=VALUE", "Any value of the protocol, as in lr=0.05; may be repeated."),
+    ] = None,
+    device: Annotated[str, option(DEVICES, "NAME", "auto, cpu, cuda or mps.")] = "auto",
+    plugin: options.PluginFiles = None,
+    data_dir: options.DataDir = None,
+    out: Annotated[Path, option(FILES, "DIR", "Folder of the results.")] = Path("results/observations/world"),
+    fresh: Annotated[bool, flag(FILES, "Train finished cases again.", "--fresh")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Measure, with FedAvg and its control alone, whether hard classes can be told from wrong labels."""
+    options.use_plugins(plugin)
+    lists = {"partition": partition, "setting": setting, "seeds": seed, "after": after}
+    given: dict[str, Any] = {name: values for name, values in lists.items() if values}
+    given |= {"preset": preset, "dataset": dataset, "device": device, "data_dir": data_dir}
+    changes = parse_training(training or [], {})
+    with waiting("preparing"):
+        from flnl_bench.observations.world import observe_world
+    try:
+        with _showing_progress() as show:
+            seen = observe_world(**given, **changes, out=out, fresh=fresh, progress=show, loading=reporting())
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command resumes after the finished cases") from None
+    if as_json:
+        print_json({"rows": list(seen.rows), "verdicts": [verdict.as_dict() for verdict in seen.verdicts]})
+    else:
+        _print_world(seen)
+
+
+def _print_world(seen: WorldObservation) -> None:
+    """Print a table per partition and measured round, and the verdicts."""
+    console = stdout()
+    for partition, rounds in dict.fromkeys((row["partition"], row["rounds"]) for row in seen.rows):
+        console.print(f"{partition}, after {rounds} rounds", style="bold")
+        numbers = ("seed", "test", "right", "wrong", "spread", "gap", "hardest")
+        rows = table("setting", "method", *numbers, right=numbers)
+        for row in seen.rows:
+            if (row["partition"], row["rounds"]) == (partition, rounds):
+                shares = [percent(row[name], 1) for name in ("accuracy", "right_fitted", "wrong_memorised")]
+                losses = [decimal(row[name], 2) for name in ("spread", "gap")]
+                names = (row["setting"], row["method"], str(row["seed"]))
+                rows.add_row(*names, *shares, *losses, str(row["hardest"]))
+        console.print(rows)
+    console.print(
+        "test accuracy; right labels fitted; wrong labels memorised; spread of the class losses; gap between "
+        "the losses of wrong and right labels; hardest class",
+        style="dim",
+    )
+    for verdict in seen.verdicts:
+        console.print(str(verdict), style="" if verdict.holds else "bold")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flnl_bench.config import RunConfig
-from flnl_bench.data import find_dataset
+from flnl_bench.data import find_dataset, load_dataset
 from flnl_bench.errors import BadInput
 from flnl_bench.methods import default_methods
 from flnl_bench.results.lock import owner, remote_claim
@@ -164,7 +164,7 @@ def estimate_time(progress: SuiteProgress, out: Path, jobs: int) -> Estimate | N
     if not plans or None in samples.values():
         return None
     rates, runs = _measured(out)
-    probed: dict[str, float] = {}  # by network
+    probed: dict[tuple[str, str], float] = {}  # by network and data set
     sources: dict[str, str] = {}
     total = 0.0
     for planned in plans:
@@ -173,8 +173,9 @@ def estimate_time(progress: SuiteProgress, out: Path, jobs: int) -> Estimate | N
         if rate:
             sources["runs"] = f"{runs} finished run{'s' if runs > 1 else ''} in {out}"
         else:
-            sources["probe"] = "a short probe of the networks as FedAvg, on images of CIFAR's size"
-            rate = probed[model] = probed.get(model) or _probe(planned.config)
+            sources["probe"] = "a short probe of the networks as FedAvg"
+            key = (model, planned.config.dataset)
+            rate = probed[key] = probed.get(key) or _probe(planned.config)
         left = 1 - progress.runs[planned].rounds / planned.config.training.rounds
         total += rate * (samples[planned] or 0) * left
     at_once = max(1, min(jobs, len(plans)))
@@ -200,7 +201,10 @@ def _measured(out: Path) -> tuple[dict[tuple[str, ...], float], int]:
 
 
 def _probe(config: RunConfig) -> float:
-    """Measure the seconds per sample in which this machine trains the network."""
+    """Measure the seconds per sample in which this machine trains the network.
+
+    Images have the size of CIFAR's, unless those of the data set are at hand without a download.
+    """
     import torch
 
     from flnl_bench.engine.devices import configure_torch
@@ -208,8 +212,11 @@ def _probe(config: RunConfig) -> float:
 
     device, training = torch.device(config.device), config.training
     configure_torch(device, training.precision)
-    network = make_network(training.model, channels=3, classes=10, norm=training.norm).to(device)
-    images = torch.zeros(PROBE_BATCH, 3, 32, 32, device=device)  # of CIFAR-10
+    shape: tuple[int, ...] = (3, 32, 32)
+    if find_dataset(config.dataset).offline:
+        shape = tuple(load_dataset(config.dataset).train_x.shape[1:])
+    network = make_network(training.model, channels=shape[0], classes=10, norm=training.norm).to(device)
+    images = torch.zeros(PROBE_BATCH, *shape, device=device)
     labels = torch.zeros(PROBE_BATCH, dtype=torch.long, device=device)
 
     def train(seconds: float) -> float:
