@@ -10,15 +10,18 @@ shortest code, in the same process and directly after the round:
 - a step: the fused SGD kernel over one network; if the method trains several, as often as it has networks;
 - a view: random parameters, gathered images, the engine's renderer.
 
-The figure is the median over rounds of round / replay, by the CPU time of the process. So all that a method
-computes besides its passes counts as overhead (losses, mixtures, averages of teachers), and so does all that
-the engine does: calls of clients, states, messages, checks, averages; the test is of one image.
+The figure is the shortest round / the shortest replay, by the CPU time of the process. Rounds differ in their
+samples, so both are per unit of work: a pass without a gradient is one unit, one with a gradient three. All
+that a method computes besides its passes is overhead (losses, mixtures, averages of teachers), and so is all
+that the engine does: calls of clients, states, messages, checks, averages; the test is of one image.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,12 +39,13 @@ from flnl_bench.data import load_dataset
 from flnl_bench.engine.augmentation import Views, draw_view
 from flnl_bench.engine.devices import CPU, MEMORY_FORMAT, Devices
 from flnl_bench.engine.sgd import SGD
-from flnl_bench.methods import default_methods
+from flnl_bench.methods import declarations, default_methods
 from flnl_bench.models import make_network
 from flnl_bench.models.networks import Network
 from flnl_bench.testing.worlds import World, make_world, random_images, worker_of
 
 ROUNDS = 20  # of a run; the warm-ups take up to a fifth
+METHODS = [name for name, declared in declarations().items() if declared.place < math.inf]
 CHANGES = {"feddiv": {"least_samples": "10"}}  # as in the preset `quick`
 Event = tuple[str, Any, int]  # what, which, of how many samples
 
@@ -85,6 +89,11 @@ class Watch:
             patch.object(SGD, "step", watched_step),
         ):
             yield
+
+    @property
+    def work(self) -> int:
+        """Return the passes, those with a gradient counted three times."""
+        return sum({"gradient": 3, "pass": 1}.get(kind, 0) for kind, _, _ in self.events)
 
     def samples(self, *kinds: str) -> int:
         """Return the samples of passes of some kinds."""
@@ -149,6 +158,40 @@ class Bare:
                 self.view(which, size)
 
 
+@dataclass
+class Measured:
+    """CPU seconds of a round and of its replay, per unit of work."""
+
+    round: float
+    replay: float
+    passes: float  # of a round, per sample that trained
+
+
+def measured(method: str, world: World, repeats: int) -> dict[str, list[Measured]]:
+    """Measure rounds past the warm-up, or of each stage that a method tells."""
+    engine = world.engine(default_methods().make(method, {}, CHANGES.get(method, {})), Devices(CPU))
+    bare = Bare(world, worker_of(engine).images.views)
+    warm = engine.method.warmup(engine.terms)
+    found: dict[str, list[Measured]] = defaultdict(list)
+    for number in range(ROUNDS):
+        watch = Watch()
+        with watch.watching():
+            spent, report = timed(engine.run_round)
+        assert watch.samples("gradient") == report.backward
+        assert watch.samples("gradient", "pass") == report.forward
+        stage = report.method.get("stage")
+        name = method if stage is None else f"{method}, stage {stage:.0f}"
+        if len(found[name]) < repeats and (stage is not None or number >= warm):
+            bare.prepare(watch.events)
+            replayed, _ = timed(partial(bare.replay, watch.events))
+            samples = sum(engine.server.sizes[k] for k in report.clients)
+            passes = (report.forward + 2 * report.backward) / samples
+            found[name].append(Measured(spent / watch.work, replayed / watch.work, passes))
+        elif stage is None and number >= warm:
+            break
+    return {name: rows for name, rows in found.items() if rows}
+
+
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     """Return the CPU seconds of a call, and its result."""
     start = time.process_time()
@@ -156,53 +199,18 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def measured(method: str, world: World, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """Return CPU seconds of rounds and replays past the warm-up, by stage if the method tells one."""
-    engine = world.engine(default_methods().make(method, {}, CHANGES.get(method, {})), Devices(CPU))
-    bare = Bare(world, worker_of(engine).images.views)
-    warm = engine.method.warmup(engine.terms)
-    found: dict[str, list[tuple[float, float]]] = {}
-    while engine.round < engine.rounds:
-        watch, number = Watch(), engine.round
-        with watch.watching():
-            seconds, report = timed(engine.run_round)
-        assert watch.samples("gradient") == report.backward
-        assert watch.samples("gradient", "pass") == report.forward
-        stage = report.method.get("stage")
-        name = method if stage is None else f"{method}, stage {stage:.0f}"
-        rows = found.setdefault(name, [])
-        if len(rows) > repeats or (stage is None and number < warm):
-            if stage is None and number >= warm:
-                break
-            continue
-        bare.prepare(watch.events)
-        rows.append((seconds, timed(partial(bare.replay, watch.events))[0]))
-    return {name: rows[1:] for name, rows in found.items() if len(rows) > 1}  # the first warms up
-
-
-def passes(models: Sequence[str], methods: Sequence[str], repeats: int) -> Table:
-    """Return one row per model and method."""
-    table = Table("Passes: CPU time of a round in units of its passes, views and steps")
+def passes(models: Sequence[str], methods: Sequence[str], repeats: int) -> Iterator[Table]:
+    """Yield a table for each network, with a row per method."""
     for model in models:
+        table = Table(f"Passes: CPU time of a round in units of its passes, views and steps, {model}")
         world = passes_world(model)
         for method in methods:
             for name, rows in measured(method, world, repeats).items():
-                ratios = sorted(spent / bare for spent, bare in rows)
+                singles = sorted(row.round / row.replay for row in rows)
                 table.add(
-                    model=model,
                     method=name,
-                    ratio=statistics.median(ratios),
-                    lowest=ratios[0],
-                    highest=ratios[-1],
-                    seconds=statistics.median(spent for spent, _ in rows),
+                    ratio=min(row.round for row in rows) / min(row.replay for row in rows),
+                    single_rounds=f"{singles[0]:.2f} to {singles[-1]:.2f}",
+                    passes_per_sample=statistics.median(row.passes for row in rows),
                 )
-                print(table.rows[-1], flush=True)
-    return table
-
-
-if __name__ == "__main__":
-    import sys
-
-    models = sys.argv[1].split(",")
-    names = sys.argv[2].split(",")
-    passes(models, names, int(sys.argv[3]))
+        yield table

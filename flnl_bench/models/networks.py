@@ -78,11 +78,17 @@ def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> 
 def normalisation(norm: str, channels: int) -> nn.Module:
     """Return BatchNorm, or GroupNorm with at most 32 groups of at least four channels."""
     if norm == "batch":
-        return nn.BatchNorm2d(channels)
+        return uncounted(nn.BatchNorm2d(channels))
     if norm == "group":
         most = max(1, min(32, channels // 4))
         return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if channels % groups == 0), channels)
     raise unknown("norm", norm, NORMS)
+
+
+def uncounted(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
+    """Stop a BatchNorm from counting its batches, a kernel per step that only cumulative means need."""
+    norm.num_batches_tracked = None
+    return norm
 
 
 def initialised(module: Module) -> Module:
@@ -203,7 +209,9 @@ class Projected(nn.Module):
         self.linear = nn.Linear(self.feature_size, self.feature_size, bias=False)
         # BatchNorm2d does not accept features, which have no height and width.
         self.norm = (
-            nn.BatchNorm1d(self.feature_size) if norm == "batch" else normalisation(norm, self.feature_size)
+            uncounted(nn.BatchNorm1d(self.feature_size))
+            if norm == "batch"
+            else normalisation(norm, self.feature_size)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,7 +254,7 @@ def resnet50(channels: int, norm: str, weights: dict[str, Tensor] | None = None)
     if channels != 3:
         backbone.conv1 = initialised(nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False))
     if weights is not None:
-        backbone.load_state_dict(weights)
+        backbone.load_state_dict({n: w for n, w in weights.items() if not n.endswith("num_batches_tracked")})
     backbone.fc = nn.Identity()
     backbone.feature_size = 2048
     network: nn.Module = backbone
