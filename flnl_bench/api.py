@@ -44,6 +44,7 @@ class Terms:
     classes: int
     expected_noise: float  # φ·E[ρ], the announced noise ratio, not the realised one
     iid: bool  # by construction of the partition
+    lr: float = math.nan  # of local SGD, the same in all rounds; NaN only in terms that are made by hand
 
     def __getattribute__(self, name: str) -> Any:
         """Record in the run that a method reads a fact that real federations may not know."""

@@ -32,7 +32,7 @@ METHODS = [
     FLDivideMix,
     FLCoteaching,
     FedFixer,
-    FedFixer(filter="small_loss", cr_on_global=True),
+    FedFixer(begin=1, beta=0.5, personal="kept", selection="batch", plain_sgd=True, forward_each_step=True),
     FedDiv,
     FedDiv(filter_mode="release", persist_relabels=True, confidence=0.0),
     FedCorr,

@@ -18,7 +18,7 @@ from flnl_bench.methods import default_methods
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
 TWO = choose_devices("cpu", workers=2)
-FAST = {"fedgr", "fedfixer", "fednoro", "fedrn"}  # a teacher; a private model; visits; others' models
+FAST = {"fedgr", "fedfixer", "fednoro", "fedrn"}  # a teacher; a copy of the model; visits; others' models
 RUN = ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", "2", "--epochs", "1"]
 METHODS = [
     pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)

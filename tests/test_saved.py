@@ -256,8 +256,8 @@ def test_a_suite_takes_a_preset_from_a_file(tmp_path, preset):
         ("bad.toml", "base = 'quick'\n[default]\nmethods.fedprox = 3", "methods in it one of tables"),
         (
             "bad.toml",
-            "base = 'quick'\n[default]\nmethods.fedfixer = { filter = 'siev' }",
-            "unknown value 'siev' in",
+            "base = 'quick'\n[default]\nmethods.fedfixer = { selection = 'stpe' }",
+            "unknown value 'stpe' in",
         ),
         (
             "bad.toml",

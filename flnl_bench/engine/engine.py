@@ -209,6 +209,7 @@ class Engine:
             classes=scenario.classes,
             expected_noise=scenario.expected_noise,
             iid=parse_partition(scenario.partition).iid,
+            lr=training.lr,
         )
         model = self._build(training, dataset.train_x.shape[1], seed)
         images = {"train": dataset.train_x, "test": dataset.test_x}

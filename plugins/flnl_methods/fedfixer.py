@@ -1,21 +1,22 @@
-"""FedFixer: the global model and a personal model of each client choose clean samples for each other.
+"""FedFixer: the global model and a personal model of each visit choose clean samples for each other.
 
 Ji, Zhu, Xi, Gadyatskaya, Song, Cai, Liu. "FedFixer: Mitigating Heterogeneous Label Noise in Federated
-Learning". AAAI 2024, pp. 12830-12838. A reconstruction: neither its full text nor its code could be read.
-Every choice is unconfirmed; docs/methods.md lists them.
+Learning". AAAI 2024, pp. 12830-12838. Follows the authors' code, because the paper's equations could not be
+read; docs/methods.md lists the choices.
 
-Symbols: w global model, θ_k personal model, K_w / K_θ what they keep, β weight of the confidence
-regulariser, pr label prior, λ weight of the distance regulariser.
+Symbols: w the client's copy of the global model, θ personal model, K_w / K_θ the samples that they keep,
+η learning rate, λ weight of the tie between w and θ, μ weight decay of θ, K personal steps per mini-batch,
+β weight of the confidence regulariser, T last round in which everything is kept, n̄_k samples kept for w.
 
-Where nothing is kept for a model in a batch, that model takes no step: no distance, no weight decay, and
-its velocity waits.
+Where nothing is kept, the loss of that mini-batch is zero; the tie, the pull and the decay still act.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Literal
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,134 +28,171 @@ from flnl_bench import (
     Client,
     Method,
     NotNegative,
+    Positive,
+    Range,
     Server,
-    Share,
     State,
+    Step,
     Terms,
-    copy_weights,
+    Update,
+    Weights,
     network_weights,
 )
-from flnl_bench.numerics import (
-    check_forget_rate,
-    class_counts,
-    final_forget_rate,
-    forget_ramp,
-    forget_rate,
-    kept_count,
-    linear_ramp,
-    mean_of_kept,
-    small_loss,
-    squared_distances,
-)
+from flnl_bench.numerics import average, is_finite, linear_ramp, mean_of_kept
 
 
 class FedFixer(Method):
-    """The global and a personal model train on each other's selection (a reconstruction, unconfirmed)."""
+    """Two models train on each other's selection; w is pulled to θ, and θ is made anew at every visit."""
 
     name = "fedfixer"
+    version = 2
     reference = "Ji et al., FedFixer: Mitigating Heterogeneous Label Noise in Federated Learning, AAAI 2024"
-    private = ("personal",)
+    variants = {
+        "released": {"begin": 10, "tolerance": 0.0, "plain_sgd": True, "forward_each_step": True},
+    }
 
-    confidence: NotNegative = 0.1  # β
-    confidence_ramp: Share = 0.1  # share of all rounds in which β grows, after the warm-up
-    distance: NotNegative = 1.0  # λ
-    warmup_share: Share = 0.2  # T_w as a share of all rounds; at least three rounds
-    filter: Literal["sieve", "small_loss"] = "sieve"
-    forget_rate: float | None = None  # τ of small_loss; None is what the setting announces, φ·E[ρ]
-    cr_on_global: bool = False  # the confidence regulariser on the global model, too
+    beta: NotNegative = 2.0  # β at the end of its ramp
+    distance: NotNegative = 15.0  # λ
+    personal_steps: Annotated[int, Range(1)] = 5  # K
+    personal_decay: NotNegative = 0.001  # μ
+    personal_lr: Positive = 1.0  # × η: the rate of θ and of the SGD of w; the pull has η
+    begin: Annotated[int, Range(1)] | None = None  # T; None: a fifth of the rounds, at least 3, at most 10
+    tolerance: NotNegative = 1e-6  # of the sieve, which otherwise drops equal logits by rounding
+    selection: Literal["step", "batch"] = "step"  # K_θ for w: of the last personal step, or of the first
+    personal: Literal["visit", "kept"] = "visit"  # θ: a copy of the received w, or from the visit before
+    pull: bool = True  # of w to θ
+    plain_sgd: bool = False  # the SGD of w has no momentum and no weight decay, whatever the protocol has
+    forward_each_step: bool = False  # w sees a batch K times, which moves its BatchNorm statistics K times
 
     # -- schedule ----------------------------------------------------------------------------------
+    def last_whole_round(self, terms: Terms) -> int:
+        """T; not a share of long runs, in which both models would learn the noise."""
+        return min(10, max(3, round(0.2 * terms.rounds))) if self.begin is None else self.begin
+
     def warmup(self, terms: Terms) -> int:
-        """T_w, the rounds in which everything is kept."""
-        return max(3, round(self.warmup_share * terms.rounds))
+        """T + 1 rounds keep everything."""
+        return self.last_whole_round(terms) + 1
 
-    def beta(self, t: int, terms: Terms) -> float:
-        """β in round t: zero until the end of the warm-up, then a linear ramp."""
-        length = max(1, round(self.confidence_ramp * terms.rounds))
-        return self.confidence * linear_ramp(t, self.warmup(terms), length)
+    def beta_of(self, epoch: int, terms: Terms) -> float:
+        """β in a local epoch, counted from the first round: linear from round T / 5 on, for T rounds."""
+        rounds = self.last_whole_round(terms)
+        length = max(1, terms.epochs * rounds - 1)
+        return self.beta * linear_ramp(epoch, terms.epochs * (rounds // 5), length)
 
-    def server_state(self, server: Server) -> State:
-        """Refuse a forget rate that is needed and missing before the first round."""
-        if self.filter == "small_loss":
-            check_forget_rate(self.forget_rate, server.terms, self.name)
-        return {}
-
-    # -- two models --------------------------------------------------------------------------------
-    def build(self, new_net: Callable[[], nn.Module]) -> nn.Module:
-        """w, and a place for θ_k, which comes from the client."""
-        net = new_net()
-        return nn.ModuleDict({"shared": net, "personal": copy.deepcopy(net)})
-
-    def predict(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The global model alone."""
-        logits: Tensor = model.get_submodule("shared")(x)
-        return logits
+    def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
+        """All epochs, each with its β."""
+        first = client.round * client.epochs
+        yield [
+            dataclasses.replace(step, note={"beta": self.beta_of(first + i, client.terms)})
+            for i in range(client.epochs)
+            for step in client.steps(epochs=1)
+        ]
 
     # -- a round on a client -----------------------------------------------------------------------
-    def client_state(self, client: Client) -> State:
-        """θ_k = w at the first visit, and the label prior."""
-        return {
-            "personal": copy_weights(network_weights(client.received.get_submodule("shared"))),
-            "prior": label_prior(client.y, client.terms.classes),
-        }
-
     def on_receive(self, model: nn.Module, client: Client) -> None:
-        """A clean sheet for what the two models keep; only the recorder reads it."""
-        client.state["kept"] = torch.ones(client.size, 2, dtype=torch.bool, device=client.y.device)
+        """θ = w, with its BatchNorm statistics, and a clean sheet for what the two models keep."""
+        theta, device = copy.deepcopy(model).train(), client.y.device
+        if "personal" in client.state:
+            theta.load_state_dict(client.state["personal"], strict=False)
+        client.scratch.update(
+            theta=theta,
+            weights=(trained(theta), trained(model)),
+            count=torch.zeros((), dtype=torch.long, device=device),  # Σ |K_θ|
+        )
+        # Only the recorder reads these two.
+        client.state["kept"] = torch.ones(client.size, 2, dtype=torch.bool, device=device)
         client.state["judged"] = client.round >= self.warmup(client.terms)
 
     def loss(self, model: nn.Module, batch: Batch, client: Client) -> Tensor:
-        """L_θ over K_w + L_w over K_θ.
-
-        The graphs are separate, so each model gets its own gradient, and both choices come from one
-        forward pass, so it does not matter which model is updated first.
-        """
-        shared, personal = model.children()
-        z_w, z_theta, y = shared(batch.x), personal(batch.x), batch.y
-        k_w, k_theta = (self.keep(z.detach(), y, client.round, client.terms) for z in (z_w, z_theta))
+        """K steps of θ on K_w, then the loss of w on K_θ; both models see the same augmented images."""
+        x, y, beta, scratch = batch.x, batch.y, batch.note["beta"], client.scratch
+        theta, (weights, anchor) = scratch["theta"], scratch["weights"]
+        rate = client.terms.lr / (1 + beta)  # η'
+        losses_w, k_w = self.judge(model(x), y, beta, client)
+        share = k_w.to(losses_w.dtype) / k_w.sum().clamp_min(1)  # of a sample in the mean over K_w
+        for step in range(self.personal_steps):
+            if step and self.forward_each_step:
+                with torch.no_grad():
+                    model(x)
+            losses_theta, kept = self.judge(theta(x), y, beta, client)
+            if step == 0 or self.selection == "step":
+                k_theta = kept
+            gradients = torch.autograd.grad(losses_theta, weights, share, materialize_grads=True)
+            own = self.personal_lr * rate
+            tied_step(weights, anchor, gradients, own, self.distance, self.personal_decay)
         client.state["kept"][batch.index] = torch.stack((k_w, k_theta), dim=1)
-        client.held.update({"personal": ~k_w.any(), "shared": ~k_theta.any()})
-        beta, prior = self.beta(client.round, client.terms), client.state["prior"]
-        l_theta = confident_loss(z_theta, y, prior, beta)
-        if self.distance:
-            w_ref = client.received.get_submodule("shared")
-            l_theta = l_theta + 0.5 * self.distance * squared_distances(personal, w_ref).sum()
-        l_w = confident_loss(z_w, y, prior, beta if self.cr_on_global else 0.0)
-        return mean_of_kept(l_theta, k_w) + mean_of_kept(l_w, k_theta)
+        scratch["count"] += k_theta.sum()
+        if self.pull:  # added by `on_step`, because the gradient of w is that before the pull
+            with torch.no_grad():
+                scratch["pull"] = torch._foreach_sub(weights, anchor)  # θ − w
+            scratch["strength"] = self.distance * rate
+        if self.plain_sgd:
+            held = torch.ones((), device=y.device)
+            client.held.update({name.split(".")[0]: held for name, _ in model.named_parameters()})
+        # The engine's step has the rate η; of a loss divided by 1 + β it is a step with η'.
+        losses: Tensor = mean_of_kept(losses_w, k_theta) * (self.personal_lr / (1 + beta))
+        return losses
 
-    def keep(self, logits: Tensor, y: Tensor, t: int, terms: Terms) -> Tensor:
-        """The samples [B] that a model with these logits takes for clean."""
-        since = t - self.warmup(terms)
-        if since < 0:
-            return torch.ones_like(y, dtype=torch.bool)
-        if self.filter == "sieve":
-            return sieve(logits, y)
-        tau = final_forget_rate(self.forget_rate, terms)
-        count = kept_count(len(y), forget_rate(since, tau, forget_ramp(terms.rounds)))
-        return small_loss(F.cross_entropy(logits, y, reduction="none"), count)
+    def judge(self, logits: Tensor, y: Tensor, beta: float, client: Client) -> tuple[Tensor, Tensor]:
+        """The losses CE(z, y) − β·s(z) [B], and whether each label is kept [B], by CE(z, y) ≤ s(z)."""
+        given, anyone = F.cross_entropy(logits, y, reduction="none"), mean_loss(logits)
+        kept = torch.ones_like(y, dtype=torch.bool)
+        if client.round >= self.warmup(client.terms):
+            kept = (given - anyone).detach() <= self.tolerance
+        return torch.sub(given, anyone, alpha=beta), kept
+
+    @torch.no_grad()
+    def on_step(self, model: nn.Module, client: Client) -> None:
+        """w ← w − λη'(w − θ), with w and θ as they were before the step of w."""
+        _, w = client.scratch["weights"]
+        if self.plain_sgd:
+            moves = [(weight, weight.grad) for weight in w if weight.grad is not None]
+            torch._foreach_add_([w for w, _ in moves], [g for _, g in moves], alpha=-client.terms.lr)
+        if self.pull:
+            torch._foreach_add_(w, client.scratch["pull"], alpha=client.scratch["strength"])
+
+    def upload(self, model: nn.Module, client: Client) -> Mapping[str, Any]:
+        """n̄_k, the mean of the local epochs."""
+        if self.personal == "kept":
+            client.state["personal"] = network_weights(client.scratch["theta"])
+        return {"kept": client.scratch["count"].item() / client.epochs}
+
+    def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
+        """Σ n̄_k·w_k / Σ n̄_k of the finite models; where no client kept anything, w stays."""
+        counted = [u for u in updates if u.message["kept"] > 0 and is_finite(u.weights)]
+        if not counted:
+            return server.weights
+        return average([u.weights for u in counted], [u.message["kept"] for u in counted])
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
-        """Clean is what both models kept in the last epoch of the client's last round after the warm-up."""
+        """Clean is what w was trained on in the last epoch of the client's last round after the warm-up."""
         if not state["judged"]:
             return Beliefs()
         by_global, by_personal = state["kept"].float().mean(0).tolist()
         numbers = {"kept_by_global": by_global, "kept_by_personal": by_personal}
-        return Beliefs(clean=state["kept"].all(1), numbers=numbers)
+        return Beliefs(clean=state["kept"][:, 1], numbers=numbers)
 
 
-def sieve(logits: Tensor, y: Tensor) -> Tensor:
-    """CE(z, y) ≤ mean_c CE(z, c), which is z_y ≥ mean_c z_c; equal logits are kept."""
-    return (logits - logits.gather(1, y.unsqueeze(1))).mean(1) <= 0
+def mean_loss(logits: Tensor) -> Tensor:
+    """s(z) = mean_c −ln(p_c + 1e-8) [B], the mean loss over all labels; 1e-8 bounds it, and so the sieve."""
+    return -(logits.softmax(1) + 1e-8).log().mean(1)
 
 
-def confident_loss(logits: Tensor, y: Tensor, prior: Tensor, beta: float) -> Tensor:
-    """CE(z, y) − β·Σ_c pr_c·CE(z, c); 1e-8 bounds the second term, without which it falls for ever."""
-    loss = F.cross_entropy(logits, y, reduction="none")
-    if not beta:
-        return loss
-    return loss + beta * ((logits.softmax(1) + 1e-8).log() * prior).sum(1)
+def trained(model: nn.Module) -> list[Tensor]:
+    """The parameters that have a gradient."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
 
 
-def label_prior(y: Tensor, classes: int) -> Tensor:
-    """pr: the shares of the given labels, each count plus one."""
-    return (class_counts(y, classes) + 1) / (len(y) + classes)
+@torch.no_grad()
+def tied_step(
+    weights: list[Tensor],
+    anchor: list[Tensor],
+    gradients: tuple[Tensor, ...],
+    rate: float,
+    distance: float,
+    decay: float,
+) -> None:
+    """In place, θ ← θ − rate·(g + λ(θ − w) + μθ)."""
+    torch._foreach_mul_(weights, 1 - rate * (distance + decay))
+    torch._foreach_add_(weights, anchor, alpha=rate * distance)
+    torch._foreach_add_(weights, gradients, alpha=-rate)
