@@ -42,7 +42,7 @@ from flnl_bench.numerics import average, is_finite, linear_ramp, mean_of_kept
 
 
 class FedFixer(Method):
-    """Two models train on each other's selection; w is pulled to θ, and θ is a new copy of w at every visit."""
+    """Two models train on each other's selection; w is pulled to θ, a new copy at every visit."""
 
     name = "fedfixer"
     version = 2
