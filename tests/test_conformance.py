@@ -19,7 +19,13 @@ from flnl_more.selfie import Selfie
 from flnl_bench import Method
 from flnl_bench.methods import default_methods
 from flnl_bench.testing import parametrize_with_checks, toy_engine
-from flnl_bench.testing.methods import check_blind, check_isolated, check_resumes, check_warmup
+from flnl_bench.testing.methods import (
+    check_blind,
+    check_blind_clients,
+    check_isolated,
+    check_resumes,
+    check_warmup,
+)
 from flnl_bench.testing.plugin_entries import CannotTell
 
 METHODS = [
@@ -58,13 +64,13 @@ ALIKE = [
 ]
 
 
-@parametrize_with_checks(METHODS)
+@parametrize_with_checks(METHODS, without=[check_blind_clients])  # tests of the pool compare all methods
 def test_conformance(check):
     check()
 
 
 @pytest.mark.slow
-@parametrize_with_checks(ALIKE)
+@parametrize_with_checks(ALIKE, without=[check_blind_clients])
 def test_conformance_of_methods_like_others(check):
     check()
 
@@ -73,9 +79,13 @@ class Late(FedAvg):
     """Its warm-up lasts a number of rounds, however few there are."""
 
     name = "late"
+    broken: bool = False
 
     def warmup(self, terms):
         return 10
+
+    def loss(self, model, batch, client):
+        return super().loss(model, batch, client) * (float("nan") if self.broken and client.round > 10 else 1)
 
 
 class Older(FedAvg):
@@ -85,10 +95,22 @@ class Older(FedAvg):
     warmup: int = 5
 
 
-def test_a_warm_up_that_outlasts_the_checks_is_told():
+class Endless(FedAvg):
+    """Its warm-up never ends."""
+
+    name = "endless"
+
+    def warmup(self, terms):
+        return terms.rounds
+
+
+def test_the_check_runs_beyond_a_long_warm_up_and_names_one_that_it_cannot_reach():
     check_warmup(FedGR())
-    with pytest.raises(CannotTell, match="lasts 10 of 6 rounds"):
-        check_warmup(Late())
+    check_warmup(Late())
+    with pytest.raises(CannotTell, match="lasts 48 of 48 rounds"):
+        check_warmup(Endless())
+    with pytest.raises(AssertionError, match="train"):
+        check_warmup(Late(broken=True))
     with pytest.raises(CannotTell, match="is not the hook"):
         check_warmup(Older())
 

@@ -187,11 +187,11 @@ def test_a_method_that_ends_the_program_has_failed(tmp_path):
     assert "SystemExit" in checks["runs"]["problem"]
 
 
-def examine_file(file) -> dict:
+def examine_file(file, *more) -> dict:
     """What `plugin check --json` says about the one entry of a file."""
     import json
 
-    done = flnl("plugin", "check", file, "--json")
+    done = flnl("plugin", "check", file, *more, "--json")
     assert done.code == 1
     ((entry,), failed) = json.loads(done.out)["entries"], json.loads(done.out)["failed"]
     assert failed == sum(one["status"] == "failed" for one in entry["checks"])
@@ -293,3 +293,47 @@ def test_in_pytest_what_only_follows_is_skipped():
         kit._test(by_name["check_deterministic"], Draws())
     with pytest.raises(pytest.skip.Exception, match="follows from check_deterministic"):
         kit._test(by_name["check_blind"], Draws())
+
+
+FRAMES = '''
+import sys
+
+from flnl_bench import Method
+
+
+class Frames(Method):
+    """FedAvg that trains otherwise where it finds the engine through stack frames."""
+
+    name = "frames"
+    reference = "none"
+    power: float = 1.0
+
+    def loss(self, model, batch, client):
+        frame, found = sys._getframe(), False
+        while frame:
+            found, frame = found or "engine" in frame.f_locals, frame.f_back
+        return (0.5 if found else 1.0) / self.power * super().loss(model, batch, client)
+'''
+
+
+def test_a_method_that_looks_into_stack_frames_is_caught_in_a_worker(tmp_path):
+    (tmp_path / "mine.py").write_text(FRAMES)
+    checks = examine_file(tmp_path / "mine.py")
+    assert [name for name, one in checks.items() if one["status"] == "failed"] == ["blind_clients"]
+    assert "in a worker process," in checks["blind_clients"]["problem"]
+
+
+def test_a_method_is_checked_with_changed_hyper_parameters(tmp_path):
+    (tmp_path / "mine.py").write_text(FRAMES.replace("float = 1.0", "float = 1.0  # the loss is scaled"))
+    assert examine_file(tmp_path / "mine.py", "--set", "power=0")["runs"]["status"] == "failed"
+    done = flnl("plugin", "check", tmp_path / "mine.py", "--set", "powr=1")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert "did you mean 'power'?" in done.errors[0]
+
+
+def test_an_endless_import_of_a_plugin_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnl_bench.cli.plugin.IMPORT_LIMIT", 0.2)
+    (tmp_path / "mine.py").write_text("while True:\n    pass\n")
+    done = flnl("plugin", "check", tmp_path / "mine.py")
+    assert done.code == 1
+    assert "its import did not end within 0.2 seconds" in done.errors[-1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +13,14 @@ import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import note, print_json, waiting
-from flnl_bench.cli.options import FILES, METHOD, option
+from flnl_bench.cli.options import FILES, METHOD, option, parse_changes
 from flnl_bench.errors import BadInput, unknown
 
 if TYPE_CHECKING:
     from flnl_bench.methods import Methods
     from flnl_bench.testing import Finding
+
+IMPORT_LIMIT = 60.0  # seconds
 
 plugin_commands = typer.Typer(help="Start a plugin of your own, and check one.", no_args_is_help=True)
 
@@ -49,6 +54,10 @@ def check(
             show_default="all plugins but our own",
         ),
     ] = None,
+    change: Annotated[
+        list[str] | None,
+        option(METHOD, "KEY=VALUE", "Check a method with this hyper-parameter; repeatable.", "--set"),
+    ] = None,
     plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
@@ -57,12 +66,20 @@ def check(
     A failure is explained: why it matters, and the usual cause. Exit code 1 if something failed.
     """
     is_file = what is not None and what.endswith(".py")
-    options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
+    with limited(IMPORT_LIMIT, "its import"):
+        options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
     with waiting("loading"):
         from flnl_bench.methods import default_methods
 
-        registry = default_methods()
+        with limited(IMPORT_LIMIT, "its import"):
+            registry = default_methods()
         plugins, entries = select_entries(registry, what)
+        if change:
+            methods = [entry for kind, _, entry in entries if kind == "method"]
+            if len(methods) != 1:
+                raise BadInput(f"--set changes one method, but {len(methods)} are checked; name one")
+            made = registry.make(methods[0].name, {}, parse_changes(change))
+            entries = [("method", registry.methods, made)]
     problems = [line for line in registry.problems if any(line.startswith(f"plugin {p!r}") for p in plugins)]
     reports = []
     for kind, table, entry in entries:
@@ -82,6 +99,25 @@ def check(
     elif reports:
         print(f"{failed} failed" if failed else "nothing failed")
     raise typer.Exit(1 if failed else 0)
+
+
+@contextlib.contextmanager
+def limited(seconds: float, what: str) -> Iterator[None]:
+    """Raise an error in the block when its time is over, where the system has timers."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise BadInput(f"{what} did not end within {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def select_entries(registry: Methods, what: str | None) -> tuple[list[str], list[tuple[str, Any, Any]]]:

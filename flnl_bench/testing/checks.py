@@ -55,7 +55,7 @@ CHECKS: dict[str, Sequence[Check]] = {
         ),
         Check(
             methods.check_warmup,
-            "the other checks run six rounds; rounds after a longer warm-up are not checked",
+            "the other checks run six rounds, and do not reach what follows a longer warm-up",
             "`warmup` does not depend on terms.rounds; make it a share of them",
             _AFTER_RUNNING,
         ),
@@ -97,15 +97,21 @@ CHECKS: dict[str, Sequence[Check]] = {
             _AFTER_TWO_RUNS,
         ),
         Check(
-            methods.check_assumptions,
-            "tables show them, and a comparison may exclude methods that receive the noise rate",
-            "it reads terms.expected_noise or terms.iid, or uploads numbers about samples or classes",
-            _AFTER_RUNNING,
-        ),
-        Check(
             methods.check_travels,
             "--workers sends the method and its model to other processes",
             "a lambda, or a class that is defined inside a function",
+            _AFTER_RUNNING,
+        ),
+        Check(
+            methods.check_blind_clients,
+            "a client hook that finds true labels in memory, as through stack frames, solves another problem",
+            "it reads objects that it was not given, or keeps state outside of client.state",
+            (*_AFTER_TWO_RUNS, methods.check_travels),
+        ),
+        Check(
+            methods.check_assumptions,
+            "tables show them, and a comparison may exclude methods that receive the noise rate",
+            "it reads terms.expected_noise or terms.iid, or uploads numbers about samples or classes",
             _AFTER_RUNNING,
         ),
         Check(
@@ -287,11 +293,14 @@ def _file_of(subject: Any) -> str:
 
 
 # -- for pytest --------------------------------------------------------------------------------------
-def parametrize_with_checks(entries: Iterable[Any]) -> Callable[[Test], Test]:
+def parametrize_with_checks(
+    entries: Iterable[Any], without: Sequence[Callable[[Any], None]] = ()
+) -> Callable[[Test], Test]:
     """Return a pytest decorator that makes one test, with the argument `check`, per entry and check.
 
     Args:
         entries: classes or instances of methods, and entries of other kinds.
+        without: checks that are left out, as functions of `flnl_bench.testing.methods`.
     """
     import pytest
 
@@ -304,6 +313,7 @@ def parametrize_with_checks(entries: Iterable[Any]) -> Callable[[Test], Test]:
                 functools.partial(_test, check, subject), id=f"{_title(subject)}-{check.function.__name__}"
             )
             for check in CHECKS[kind_of(entry)]
+            if check.function not in without
         ]
     return pytest.mark.parametrize("check", cases)
 

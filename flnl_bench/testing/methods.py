@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -18,6 +19,7 @@ from flnl_bench.assumptions import ASSUMPTIONS, measured
 from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.client import Call, ClientWorker, Reply
+from flnl_bench.engine.devices import CPU, Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.hook_checks import check_task
 from flnl_bench.methods import Declaration, check_class, declarations
@@ -25,9 +27,11 @@ from flnl_bench.results.diagnostics import gather_beliefs, judge
 from flnl_bench.testing.plugin_entries import CannotTell
 from flnl_bench.testing.worlds import (
     ROUNDS,
+    TOY_TRAINING,
     degenerate_scenario,
     reference,
     run_rounds,
+    toy_dataset,
     toy_engine,
     toy_scenario,
     worker_of,
@@ -57,15 +61,24 @@ def check_runs(method: Method) -> None:
     assert len(reference(method)[0]) == ROUNDS
 
 
+LENGTHS = (ROUNDS, 12, 24, 48)  # rounds of which the first that outlasts a warm-up is run
+
+
 def check_warmup(method: Method) -> None:
-    """Its warm-up is shorter than the six rounds of the checks."""
-    try:
-        rounds = method.warmup(toy_engine(method).terms)
-    except TypeError:  # `warmup` of a plugin for API 1 may be something else
-        raise CannotTell("its `warmup` is not the hook") from None
-    assert isinstance(rounds, int), f"warmup is {rounds!r}, but must be a whole number of rounds"
-    if rounds >= ROUNDS:
-        raise CannotTell(f"its warm-up lasts {rounds} of {ROUNDS} rounds: later rounds are not checked")
+    """It runs beyond its warm-up, and stays finite."""
+    for rounds in LENGTHS:
+        engine = toy_engine(method, rounds=rounds)
+        try:
+            warmup = method.warmup(engine.terms)
+        except TypeError:  # `warmup` of a plugin for API 1 may be something else
+            raise CannotTell("its `warmup` is not the hook") from None
+        assert isinstance(warmup, int), f"warmup is {warmup!r}, but must be a whole number of rounds"
+        if warmup < rounds:
+            break
+    else:
+        raise CannotTell(f"its warm-up lasts {warmup} of {rounds} rounds: later rounds are not checked")
+    if rounds > ROUNDS:
+        _assert_finite(engine)
 
 
 def check_deterministic(method: Method) -> None:
@@ -151,6 +164,19 @@ def check_blind(method: Method) -> None:
     scenario = toy_scenario()
     other = dataclasses.replace(scenario, true=(scenario.true + 1) % 3)
     _same(run_rounds(toy_engine(method, other)), reference(method)[0], "with other true labels,")
+
+
+def check_blind_clients(method: Method) -> None:
+    """Its clients give the same numbers in another process, whose memory has no true labels."""
+    try:
+        pickle.dumps(method)
+    except Exception:
+        raise CannotTell("it cannot be sent to another process") from None
+    training = dataclasses.replace(TOY_TRAINING, rounds=ROUNDS)
+    elsewhere = Devices(CPU, (CPU,))
+    with contextlib.closing(Engine(method, toy_dataset(), toy_scenario(), training, 1, elsewhere)) as engine:
+        rows = run_rounds(engine, 2)
+    _same(rows, reference(method)[0][:2], "in a worker process,")
 
 
 def check_assumptions(method: Method) -> None:

@@ -95,7 +95,8 @@ def run_rounds(engine: Engine, rounds: int | None = None) -> list[dict[str, Any]
     while engine.round < (engine.rounds if rounds is None else rounds):
         row = dataclasses.asdict(engine.run_round())
         del row["seconds"]
-        rows.append({**row, "clients": list(row["clients"])})
+        # Lists, as rows that were read from a checkpoint have them.
+        rows.append({**row, **{name: list(row[name]) for name in ("clients", "class_accuracy")}})
     return rows
 
 
