@@ -11,7 +11,7 @@ import torch
 import typer.main
 from command_line import flnl, rounds_of, tiny
 
-from flnl_bench import Method, Update, noisy_clients, numerics
+from flnl_bench import Method, Update
 from flnl_bench.cli import app
 from flnl_bench.methods import default_methods
 from flnl_bench.testing import CHECKS, run_rounds, toy_engine
@@ -58,21 +58,6 @@ def test_the_options_of_every_command_have_a_place_on_the_page():
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_is_documented(hook):
     assert f"| `{hook}(" in page("writing-a-method.md")
-
-
-def test_what_methods_share_is_documented_and_no_more():
-    public = {
-        name: function
-        for module in (numerics, noisy_clients)
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__ and name[0] != "_"
-    }
-    section = page("writing-a-method.md").split("## What methods share\n")[1].split("\n## ")[0]
-    told = re.findall(r"^\| `(\w+)\(([^)]*)\)` \|", section, re.M)
-    assert sorted(name for name, _ in told) == sorted(public)
-    for name, words in told:
-        named = {word for word in words.split(", ") if word != "…"}
-        assert named <= set(inspect.signature(public[name]).parameters), name
 
 
 def test_every_method_has_a_row_with_every_column():

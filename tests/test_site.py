@@ -1,5 +1,6 @@
 """The documentation site: a strict build, no request to other hosts, no broken link."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from docs.generate import WHOLE_FILES, overview_page
 from flnl_bench import __all__ as public_names
+from flnl_bench import noisy_clients, numerics
 from flnl_bench.methods import default_methods
 
 ROOT = Path(__file__).parents[1]
@@ -58,10 +61,32 @@ def site(tmp_path_factory):
     }, folder
 
 
+def functions_of(module) -> list[str]:
+    """The public functions that a module defines."""
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return [name for name, f in functions if f.__module__ == module.__name__ and name[0] != "_"]
+
+
+def words(page: str) -> int:
+    """The words of a page, without code, addresses and symbols."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->|\]\([^)]*\)", "", page, flags=re.M | re.S)
+    return sum(bool(re.search(r"[^\W\d_]{2}", word)) for word in text.split())
+
+
+def test_the_pages_are_short():
+    pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    pages["methods.md"] = overview_page(pages["methods.md"])  # the rest is on the pages of the methods
+    whole = [(ROOT / name).read_text() for name in WHOLE_FILES.values() if name != "CHANGELOG.md"]
+    assert words((ROOT / "README.md").read_text()) < 700
+    assert sum(map(words, [*pages.values(), *whole])) < 23_500
+
+
 def test_every_method_and_every_public_name_has_its_place(site):
     pages, _ = site
     assert {f"methods/{name}.html" for name in default_methods().methods} <= pages.keys()
-    assert {f"flnl_bench.{name}" for name in public_names} <= pages["api.html"].ids
+    names = [f"flnl_bench.{name}" for name in public_names]
+    names += [f"{m.__name__}.{name}" for m in (numerics, noisy_clients) for name in functions_of(m)]
+    assert set(names) <= pages["api.html"].ids
 
 
 def test_a_page_loads_nothing_from_other_hosts(site):
