@@ -187,7 +187,7 @@ def world_command(
     fresh: Annotated[bool, flag(FILES, "Train finished cases again.", "--fresh")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure, with FedAvg and its control alone, whether hard classes can be told from wrong labels."""
+    """Measure, with FedAvg and its control alone, whether hard classes can be separated from wrong labels."""
     options.use_plugins(plugin)
     lists = {"partition": partition, "setting": setting, "seeds": seed, "after": after}
     given: dict[str, Any] = {name: values for name, values in lists.items() if values}
