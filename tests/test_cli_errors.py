@@ -139,7 +139,7 @@ def test_missing_data_is_another_exit_code(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("file", ["state.json", "engine-*.safetensors"])
+@pytest.mark.parametrize("file", ["journal.jsonl", "part-*.safetensors"])
 def test_a_corrupt_checkpoint_is_named_with_what_to_do(tmp_path, monkeypatch, file):
     arguments = tiny(tmp_path, "--dataset", "digits")
     interrupted(2, *arguments, monkeypatch=monkeypatch)

@@ -8,17 +8,21 @@ import pytest
 import torch
 from known_world import WORLD, world
 
-from flnl_bench import Beliefs
+from flnl_bench import Beliefs, Method
 from flnl_bench.results.diagnostics import (
     PROBED,
+    ChangedBeliefs,
+    Judge,
     Probe,
     belief_arrays,
     correlation,
+    gather_beliefs,
     judge,
     save_beliefs,
     sieve_scores,
     truly_noisy,
 )
+from flnl_bench.testing import toy_engine, toy_scenario
 
 
 # -- memorisation ------------------------------------------------------------------------------------
@@ -185,3 +189,64 @@ def test_saved_beliefs_have_the_noise_of_every_client_beside_them():
         [[1, 0, 0], [0, 0, 1], [1, 0, 0]],
         [[1, 0, 0], [0, 1, 0], [0, 1, 0]],
     ]
+
+
+# -- beliefs, round after round ----------------------------------------------------------------------
+class Opinionated(Method):
+    """Has beliefs from all that a server keeps, and changes a part of it in each round."""
+
+    name = "opinionated"
+    source: str = "own"
+
+    def server_state(self, server):
+        return {"own": {}, "array": np.zeros(6), "late": None, "untouched": 1}
+
+    def round(self, server, federation):
+        super().round(server, federation)
+        ids = self.sample(server)
+        for k in ids:
+            server.state["own"][k] = server.round / 10
+        server.state["array"][ids] += 0.1
+        if server.round == 3:
+            server.state["late"] = ids
+        return {}
+
+    def beliefs(self, server, client_id, state):
+        asked.append(client_id)
+        ratio = {
+            "own": lambda: server.state["own"].get(client_id, 0.0),
+            "neighbour": lambda: server.state["own"].get((client_id + 1) % 6, 0.0),
+            "all": lambda: sum(server.state["own"].values()) / 100,
+            "count": lambda: len(server.state["own"]) / 10,
+            "array": lambda: server.state["array"][client_id],
+            "late": lambda: float(client_id in (server.state["late"] or [])),
+            "round": lambda: server.round / 10,
+            "weights": lambda: float(server.weights["head.bias"].sum().abs()) % 1,
+            "nothing": lambda: 0.5,
+        }[self.source]()
+        return Beliefs(noise_ratio=ratio, labels=np.full(30, int(10 * ratio) % 3))
+
+
+asked = []
+
+
+@pytest.mark.parametrize("source", ["own", "neighbour", "all", "count", "array", "late", "round", "weights"])
+def test_judging_only_what_changed_gives_what_judging_everything_gives(source):
+    method, scenario = Opinionated(source), toy_scenario()
+    engine, new = toy_engine(method, fraction=0.34, epochs=1), ChangedBeliefs(method, scenario)
+    kept = Judge(scenario)
+    for _ in range(5):
+        report, federation = engine.run_round(), engine.federation
+        kept.update(new.after(engine.server, federation.states, federation.seen, engine.changed))
+        beliefs = gather_beliefs(method, engine.server, engine.federation.states, scenario.sizes)
+        assert kept.report(report.clients) == judge(beliefs, scenario, report.clients)
+
+
+def test_only_clients_are_judged_whose_beliefs_may_have_changed():
+    method, scenario = Opinionated("own"), toy_scenario()
+    engine, new = toy_engine(method, fraction=0.34, epochs=1), ChangedBeliefs(method, scenario)
+    for _ in range(5):
+        federation = engine.run_round() and engine.federation
+        asked.clear()
+        new.after(engine.server, federation.states, federation.seen, engine.changed)
+        assert asked == sorted(federation.seen)

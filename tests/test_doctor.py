@@ -209,8 +209,8 @@ def test_the_methods_that_cannot_be_trusted_are_named(asked, small, monkeypatch)
 
 
 def test_a_resume_that_forgets_the_weights_is_found(asked, small, monkeypatch):
-    def restore(self, state, clients):
-        self.server.round = state["round"]
+    def restore(self, parts):
+        self.server.round = parts["engine",]["round"]
 
     monkeypatch.setattr(Engine, "restore", restore)
     assert reproducibility.resumes(asked).state == "wrong"

@@ -159,34 +159,19 @@ def test_a_folder_that_is_removed_during_the_run_is_named(tmp_path):
     assert not folder.exists()
 
 
-def test_a_checkpoint_that_is_removed_during_the_run_is_written_again(tmp_path):
-    runner = toy_runner(tmp_path)
-
-    def remove(row):
-        if row["round"] == 0:
-            for path in runner.folder.checkpoint.glob("client-*"):
-                path.unlink()
-        if row["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(progress=remove)
-    assert runner.run().done
-
-
 # -- kills -------------------------------------------------------------------------------------------
 def test_files_of_killed_processes_are_removed_at_the_next_start(interrupted):
     folder = interrupted.folder.path
     for name in (f".run.json.{DEAD}.part", ".claim.0123", f".beliefs.npz.{DEAD}.part"):
         (folder / name).write_text("half")
-    (interrupted.folder.checkpoint / f".state.json.{DEAD}.part").write_text("half")
+    (interrupted.folder.checkpoint / f".journal.jsonl.{DEAD}.part").write_text("half")
     assert interrupted.run().done
     assert {path.name for path in folder.iterdir()} == COMPLETE
 
 
 def test_files_of_a_kill_after_the_last_round_are_removed_when_the_finished_run_is_found(done):
     done.folder.checkpoint.mkdir()
-    (done.folder.checkpoint / "state.json").write_text("{}")
+    (done.folder.checkpoint / "journal.jsonl").write_text("{}")
     (done.folder.path / f".run.json.{DEAD}.part").write_text("half")
     assert done.run().done
     assert {path.name for path in done.folder.path.iterdir()} == COMPLETE
@@ -230,7 +215,7 @@ def test_sys_exit_in_a_hook_marks_the_run_as_failed(tmp_path):
 
 
 def test_a_damaged_checkpoint_says_what_to_do(interrupted):
-    (interrupted.folder.checkpoint / "state.json").write_text("{")
+    (interrupted.folder.checkpoint / "journal.jsonl").write_text("{")
     with pytest.raises(
         BadInput, match="start the run again with --fresh, in a suite also with --retry-failed"
     ):

@@ -364,7 +364,7 @@ def test_a_run_whose_checkpoint_is_torn_fails_until_it_is_retried(suite_file, tm
     planned, *_ = make_grid(read_suite(suite_file), out=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         prepare(planned.options).run(progress=stop)
-    (planned.folder.checkpoint / "state.json").write_text("{")
+    (planned.folder.checkpoint / "journal.jsonl").write_text("{")
     assert run_planned(planned).error.endswith("in a suite also with --retry-failed")
     assert run_planned(planned, retry_failed=True) == WorkerReport("done")
 

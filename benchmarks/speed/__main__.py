@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.speed.counts import counts
 from benchmarks.speed.growth import growth, long_runs, pools
 from benchmarks.speed.measuring import Table
-from benchmarks.speed.memory import client_memory, loop_memory
+from benchmarks.speed.memory import client_memory, loop_memory, round_memory
 from benchmarks.speed.passes import METHODS, passes
 from benchmarks.speed.profile import profile_round
 from benchmarks.speed.rates import rates
@@ -31,8 +31,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "rates": lambda o: iter([rates(o.model, o.repeats)]),
     "passes": lambda o: passes(o.model, o.method, o.repeats),
     "counts": lambda o: iter([counts(o.model)]),
-    "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory)),
-    "growth": lambda o: (growth(o.repeats) if short else long_runs() for short in (True, False)),
+    "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory, round_memory)),
+    "growth": lambda o: (table(o.repeats) for table in (growth, long_runs)),
     "workers": lambda o: iter([pools(o.model, o.workers, o.repeats)]),
     "start": lambda o: iter([start(o.repeats)]),
     "profile": lambda o: iter([profile_round()]),

@@ -76,3 +76,25 @@ def client_memory(models: Sequence[str]) -> Table:
             added = [(after - before) / MEBIBYTE for before, after in (few, many)]
             table.add(model=model, method=method, of_10_clients=added[0], of_100_clients=added[1])
     return table
+
+
+ROUNDS = 200
+WARM = 20  # rounds after which every client was called and every buffer exists
+
+
+def leak(method: str) -> int:
+    """Return by how many bytes the peak grows after the first rounds."""
+    world = make_world(random_images(64 * 20, 1, 8), "tiny-cnn", 20, epochs=1, fraction=0.5)
+    engine, peaks = start(world, method), []
+    for _ in range(ROUNDS):
+        engine.run_round()
+        peaks.append(peak_memory())
+    return peaks[-1] - peaks[WARM]
+
+
+def round_memory(models: Sequence[str]) -> Table:
+    """Measure whether memory grows with rounds; on a tiny network, whatever the models."""
+    table = Table(f"Memory: growth of the peak from round {WARM} to {ROUNDS}")
+    for method in ("fedavg", "fedgr"):
+        table.add(method=method, mebibytes=alone(leak, method) / MEBIBYTE)
+    return table

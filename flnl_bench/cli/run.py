@@ -15,7 +15,6 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import (
     Interrupted,
     note,
-    percent,
     print_json,
     reporting,
     waiting,
@@ -107,6 +106,10 @@ def run_command(
     out: Annotated[Path | None, option(FILES, "DIR", "Folder of the runs.", default="results/runs")] = None,
     fresh: Annotated[bool, flag(FILES, "Run again, even if the run is finished.", "--fresh")] = False,
     save_model: options.SaveModel = False,
+    checkpoint_every: Annotated[
+        str | None,
+        option(FILES, "N", "Rounds between checkpoints, or seconds as in 30s.", default="1"),
+    ] = None,
     tracker: options.Trackers = None,
     debug: Annotated[bool, flag(FILES, "Show the whole traceback of a method's mistake.", "--debug")] = False,
     pdb: Annotated[bool, flag(FILES, "Open Python's debugger where a method fails.", "--pdb")] = False,
@@ -128,11 +131,7 @@ def run_command(
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
-            results = []
-            for runner in _prepare(chosen or [1], asked, file):
-                results.append(carry_out(runner, fresh))
-                if len(chosen or []) > 1:
-                    note(seed_line(results[-1]))
+            results = [carry_out(runner, fresh) for runner in _prepare(chosen or [1], asked, file)]
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise
@@ -178,12 +177,6 @@ def with_file(
     return asked, seeds
 
 
-def seed_line(record: RunRecord) -> str:
-    """Return the result of one of several seeds in a line."""
-    numbers = f"last-10 {percent(record.last10)}, best {percent(record.best)}"
-    return f"seed {record.config.seed}: {numbers}"
-
-
 def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
     """Show the traceback of a method that failed, or open a debugger there."""
     cause = error.__cause__
@@ -219,11 +212,6 @@ def carry_out(runner: Runner, fresh: bool) -> RunRecord:
     done = 0 if fresh else runner.checkpoint.finished_rounds
     if not fresh and runner.finished():
         note(f"found finished in {runner.folder.path} (--fresh runs it again)")
-    if config.training.sampled_clients == 1 < config.training.clients:
-        note(
-            f"warning: 1 of {config.training.clients} clients per round, because the fraction is "
-            f"{config.training.fraction:g}; --fraction changes it"
-        )
     for text in () if fresh else runner.notes():
         note(f"warning: {text}")
     try:

@@ -105,9 +105,9 @@ def resumes(options: DoctorOptions) -> CheckResult:
     first, second = start_engine(method, devices), start_engine(method, devices)
     with tempfile.TemporaryDirectory() as folder:
         rows = run_rounds(first, TRIED_ROUNDS - 1)
-        Checkpoint(Path(folder)).save(first.state(), first.federation.states, set(), rows)
-        state, clients, _ = Checkpoint(Path(folder)).load()
-    second.restore(state, clients)
+        Checkpoint(Path(folder)).save(first, rows)
+        parts, _ = Checkpoint(Path(folder)).load()
+    second.restore(parts)
     resumed = TrainedRounds(rows + run_rounds(second, TRIED_ROUNDS), to_cpu(second.server.weights))
     return _compare(options, tried_rounds(devices), resumed, "stopped and resumed")
 

@@ -16,17 +16,13 @@ from torch import Tensor, nn
 from flnl_bench.api import Answers, Client, Method, Server, State, Terms, Update, Weights, copy_weights
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
+from flnl_bench.engine.checkpoint import Name
 from flnl_bench.engine.client import Call, Reply, build_worker, sent_weights
-from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, seeded, sent
-from flnl_bench.engine.hook_checks import (
-    as_clients,
-    as_numbers,
-    as_state,
-    check_plain,
-    check_weights,
-)
+from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, seeded
+from flnl_bench.engine.hook_checks import as_clients, as_numbers, as_state, check_weights
 from flnl_bench.engine.ledger import Cost, count_bytes, leaving, merge, take_work
 from flnl_bench.engine.pool import ProcessPool
+from flnl_bench.engine.tracked import KEYS, Path, TrackedState
 from flnl_bench.errors import expect
 from flnl_bench.models import make_network
 from flnl_bench.random_streams import seed_of, stream
@@ -238,7 +234,9 @@ class Engine:
         take_work()
         # Before any process starts, because methods refuse unsuitable settings here.
         with seeded(seed_of(seed, "torch", "server state"), self.device):
-            self.server.state = as_state(method.name, "server_state", method.server_state(self.server))
+            state = as_state(method.name, "server_state", method.server_state(self.server))
+        self._state = TrackedState(method.name, state)
+        self.server.state = self._state.root
         reads = take_work().reads
         self.executor: Executor = (
             ProcessPool(method, build, images, devices) if devices.workers else build(self.device, images)
@@ -246,6 +244,8 @@ class Engine:
         self.federation = LocalFederation(
             method, self.server, self.executor, drop=training.drop, initial_reads=reads
         )
+        self.changed: set[Path] = set()  # entries of the server's state, in the last round
+        self._unsaved: set[Name] = set()  # parts of the state that changed since the last checkpoint
 
     def _build(self, training: Training, channels: int, seed: int) -> nn.Module:
         """Build the method's model; its initial weights are drawn on the CPU from their own stream."""
@@ -281,9 +281,11 @@ class Engine:
         with seeded(seed_of(self.server.seed, "torch", "round", number), self.device):
             numbers = as_numbers(method, self.method.round(self.server, self.federation))
         check_weights(method, self.server.weights, names)
-        check_plain(self.server.state, f"{method}: server.state")
-        # As a resumed run gets them from a checkpoint.
-        self._place(self.server.weights, sent(self.server.state))
+        self.server.weights = placed(self.server.weights, self.device)
+        self.changed = self._state.settle(self.server.state)
+        self.server.state = self._state.root
+        self._unsaved |= {("server", *path) for path in self.changed if path[-1] is not KEYS}
+        self._unsaved |= {("client", k) for k in self.federation.seen}
         logits = self._test_logits()
         accuracy, loss = self._score(logits)
         members = {
@@ -328,18 +330,30 @@ class Engine:
         return self.executor.logits(self.server.weights, "train", rows).argmax(1).cpu().numpy()
 
     # -- checkpoints ---------------------------------------------------------------------------------
-    def state(self) -> dict[str, Any]:
-        """Return the state to resume from, without the clients' states."""
-        return {"round": self.server.round, "weights": self.server.weights, "server": self.server.state}
+    def parts(self) -> dict[Name, Any]:
+        """Return all parts of the state to resume from, by name."""
+        self._unsaved = {("server", *path) for path in self._state.paths()}
+        self._unsaved |= {("client", k) for k in self.federation.states}
+        return self.changes()
 
-    def restore(self, state: Mapping[str, Any], clients: Mapping[int, State]) -> None:
-        """Resume from a result of `state` and the states of the clients; numbers stay the same."""
-        self.server.round = state["round"]
-        self._place(state["weights"], state["server"])
-        self.federation.states = dict(clients)
+    def changes(self) -> dict[Name, Any]:
+        """Return the parts that changed since the last call, or None for a part that is gone."""
+        parts: dict[Name, Any] = {("engine",): {"round": self.server.round, "weights": self.server.weights}}
+        for kind, *path in self._unsaved:
+            entry = self.federation.states[path[0]] if kind == "client" else self._state.entry(tuple(path))
+            parts[kind, *path] = entry
+        self._unsaved = set()
+        return parts
 
-    def _place(self, weights: Weights, state: State) -> None:
-        self.server.weights, self.server.state = placed(weights, self.device), placed(state, CPU)
+    def restore(self, parts: Mapping[Name, Any]) -> None:
+        """Resume from parts that were saved; numbers stay the same."""
+        engine = parts["engine",]
+        self.server.round = engine["round"]
+        self.server.weights = placed(engine["weights"], self.device)
+        self._state.restore({name[1:]: part for name, part in parts.items() if name[0] == "server"})
+        self.server.state = self._state.root
+        self.federation.states = {name[1]: part for name, part in parts.items() if name[0] == "client"}
+        self._unsaved = set()
 
     def close(self) -> None:
         """End the worker processes."""

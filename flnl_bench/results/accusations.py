@@ -100,9 +100,8 @@ class Accusations:
 def worst(scenario: Scenario, class_accuracy: Shares) -> dict[str, float | None]:
     """Return the test accuracy of the worst class, the worst client, and the worst tenth of the clients."""
     known = [accuracy for accuracy in class_accuracy if accuracy is not None]
-    clients = sorted(
-        accuracy for accuracy in client_accuracy(scenario, class_accuracy) if accuracy is not None
-    )
+    of_clients = client_accuracy(scenario, class_accuracy)
+    clients = np.sort(of_clients[np.isfinite(of_clients)]).tolist()
     tenth = clients[: math.ceil(len(clients) / 10)]
     return {
         "worst_class": min(known, default=None),
@@ -111,14 +110,10 @@ def worst(scenario: Scenario, class_accuracy: Shares) -> dict[str, float | None]
     }
 
 
-def client_accuracy(scenario: Scenario, class_accuracy: Shares) -> list[float | None]:
-    """Return the test accuracy weighted by the true classes of each client."""
+def client_accuracy(scenario: Scenario, class_accuracy: Shares) -> np.ndarray:
+    """Return the test accuracy weighted by the true classes of each client [K]; NaN if no class is tested."""
     accuracy = np.array([np.nan if value is None else value for value in class_accuracy], float)
     tested = np.isfinite(accuracy)
-    accuracies: list[float | None] = []
-    for rows in scenario.clients:
-        true = scenario.true[rows]
-        counts = np.bincount(true[true >= 0], minlength=len(accuracy)) * tested
-        total = int(counts.sum())
-        accuracies.append(float(counts[tested] @ accuracy[tested]) / total if total else None)
-    return accuracies
+    counts = scenario.class_counts[:, tested]
+    totals = counts.sum(1)
+    return np.where(totals > 0, counts @ accuracy[tested] / np.maximum(totals, 1), np.nan)

@@ -23,7 +23,7 @@ from flnl_bench.errors import (
     require,
     unknown,
 )
-from flnl_bench.results.run_record import RUN_FILE, RunRecord
+from flnl_bench.results.run_record import RUN_FILE, RunRecord, read_last_round
 from flnl_bench.running.options import OPTION_NAMES, AnyPath, RunOptions, as_path
 from flnl_bench.running.presets import load_preset
 from flnl_bench.running.resolve import cached_dataset, generate, prepare, protocol
@@ -63,6 +63,7 @@ def run(
     out: AnyPath = "results/runs",
     fresh: bool = False,
     save_model: bool = False,
+    checkpoint_every: int | str = 1,
     tracker: str | Sequence[str] = (),
     progress: RoundCallback | bool | None = None,
     loading: LoadProgress | None = None,
@@ -101,6 +102,7 @@ def run(
         out: the folder of the runs.
         fresh: run again, even if the run is finished.
         save_model: keep the final and the best global weights, for `load_model`.
+        checkpoint_every: rounds between two checkpoints, or seconds as in "30s"; changes no number.
         tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; a failing one is dropped.
         progress: True shows round and accuracy on stderr; a function is called with each finished round, as
             a row of rounds.jsonl.
@@ -252,5 +254,6 @@ def _mistake(runner: Runner, error: Exception) -> str:
     with contextlib.suppress(OSError, TypeError):  # a class that was made in a session has no file
         home = inspect.getfile(type(runner.method))
     place = place_in("".join(traceback.format_exception(error)), home)
-    number = runner.checkpoint.finished_rounds + 1
+    last = read_last_round(runner.folder.path)
+    number = 1 if last is None else last["round"] + 2
     return f"{runner.config.method} failed in round {number}: {one_line(error)} ({place})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -39,6 +40,7 @@ class RunOptions:
     out: Path = Path("results/runs")
     tracker: tuple[str, ...] = ()
     save_model: bool = False  # keep the final and the best global weights
+    checkpoint_every: int | str = 1  # rounds, or seconds as "30s"
 
     @classmethod
     def of(cls, given: Mapping[str, Any], dashes: str = "") -> RunOptions:
@@ -97,11 +99,22 @@ def check_kinds(given: Mapping[str, Any]) -> None:
     require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
     saved = given.get("save_model", False)
     require(type(saved) is bool, "save_model", repr(saved), "true or false")
+    checkpoint_interval(given.get("checkpoint_every", 1))
     for name in given.keys() & {"devices", "tracker"}:
         value = given[name]
         texts = [value] if isinstance(value, str) else value
         fits = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
         require(fits, name, repr(value), "a name, or a list of names")
+
+
+def checkpoint_interval(value: object) -> tuple[int, int]:
+    """Return the least numbers of rounds and of seconds between two checkpoints, of 10 or "30s"."""
+    match = re.fullmatch(r"0*([1-9]\d{0,8})(s?)", str(value)) if type(value) in (int, str) else None
+    if match is None:
+        raise BadInput(
+            f"checkpoint_every is {value!r}, but must be a number of rounds from 1, or of seconds, as in 30s"
+        )
+    return (1, int(match[1])) if match[2] else (int(match[1]), 0)
 
 
 def as_path(path: AnyPath | None, name: str = "data_dir") -> Path | None:

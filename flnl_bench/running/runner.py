@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import interrupted
-from flnl_bench.results.accusations import Accusations, worst
-from flnl_bench.results.diagnostics import Probe, gather_beliefs, judge, save_beliefs
+from flnl_bench.results.accusations import Accusations, Shares, worst
+from flnl_bench.results.diagnostics import ChangedBeliefs, Judge, Probe, gather_beliefs, save_beliefs
 from flnl_bench.results.lock import Busy, Claim, claimed
 from flnl_bench.results.provenance import changed_code, provenance
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord, ScenarioFacts, now, summarise
-from flnl_bench.running.options import RunOptions
+from flnl_bench.running.options import RunOptions, checkpoint_interval
 from flnl_bench.running.saved import WEIGHT_FILES, Keeper
 from flnl_bench.scenario import Scenario
 from flnl_bench.trackers import Tracking, Warn, warn_in_python
@@ -44,6 +45,28 @@ class FilesLost(BadInput):
             f"{file} was removed or changed during the run; the same command resumes from the checkpoint, "
             "which has all rounds"
         )
+
+
+class Diagnostics:
+    """The numbers of each round that need the truth."""
+
+    def __init__(self, method: Method, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.probe, self.beliefs = Probe(scenario), ChangedBeliefs(method, scenario)
+        self.judge, self.accusations = Judge(scenario), Accusations(scenario)
+
+    def round(self, engine: Engine, class_accuracy: Shares, clients: Sequence[int]) -> dict[str, Any]:
+        """Return the numbers after a round in which these clients trained."""
+        federation = engine.federation
+        changed = self.beliefs.after(engine.server, federation.states, federation.seen, engine.changed)
+        self.judge.update(changed)
+        self.accusations.update(changed)
+        return {
+            **self.probe.measure(engine.predict_train(self.probe.rows)),
+            **worst(self.scenario, class_accuracy),
+            **self.judge.report(clients),
+            **self.accusations.report(),
+        }
 
 
 @dataclasses.dataclass
@@ -140,21 +163,23 @@ class Runner:
 
     def _resume(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         """Run all rounds that the checkpoint does not have."""
-        checkpoint = self.checkpoint
+        checkpoint = Checkpoint(folder.checkpoint, claim.check)
+        least_rounds, least_seconds = checkpoint_interval(self.options.checkpoint_every)
         rounds: list[dict[str, Any]] = []
         resumes = checkpoint.exists
         if resumes:
-            state, clients, rounds = checkpoint.load()
-            engine.restore(state, clients)
+            parts, rounds = checkpoint.load()
+            engine.restore(parts)
         record = self._record(folder, resumes)
         claim.check()  # much time may have passed
         folder.rewrite_rounds(rounds)
         folder.write(record)
-        probe, accusations, keeper = Probe(self.scenario), Accusations(self.scenario), None
+        diagnostics, keeper = Diagnostics(self.method, self.scenario), None
         if self.options.save_model or (folder.path / WEIGHT_FILES["best"]).exists():
             keeper = Keeper(folder.path, self.config, self.dataset, rounds, self.warn)
         tracking = Tracking(self.options.tracker, self.warn)
-        in_callback = False
+        saved_rounds, saved_time = len(rounds), time.monotonic()
+        training = in_callback = False
         try:
             tracking.start(record, rounds)
             in_callback = True
@@ -164,7 +189,8 @@ class Runner:
             while engine.round < engine.rounds:
                 if interrupted():
                     raise KeyboardInterrupt
-                row = self._row(engine, probe, accusations)
+                training = True
+                row = self._row(engine, diagnostics)
                 claim.check()
                 if keeper:
                     keeper.round(engine.server.weights, row)
@@ -173,11 +199,18 @@ class Runner:
                 except FileNotFoundError:
                     raise FilesLost(folder.rounds_file) from None
                 rounds.append(row)
-                checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rounds)
+                training = False
+                waited = len(rounds) - saved_rounds >= least_rounds and (
+                    time.monotonic() - saved_time >= least_seconds
+                )
+                if waited or engine.round == engine.rounds:
+                    checkpoint.save(engine, rounds, wait=False)
+                    saved_rounds, saved_time = len(rounds), time.monotonic()
                 tracking.round(row)
                 in_callback = True
                 progress(copy.deepcopy(row))
                 in_callback = False
+            checkpoint.wait()
             claim.check()
             if keeper:
                 keeper.end(engine.server.weights, rounds[-1])
@@ -200,6 +233,9 @@ class Runner:
             with contextlib.suppress(Busy):
                 claim.check()
                 folder.write(record)
+                if not training and saved_rounds < len(rounds):
+                    checkpoint.save(engine, rounds, wait=False)
+                checkpoint.wait()
             tracking.end(record.status, dataclasses.asdict(record.summary) if record.summary else {})
             raise
         record = dataclasses.replace(record, status="done", ended=now(), summary=summarise(rounds))
@@ -231,20 +267,13 @@ class Runner:
             folder=folder.path,
         )
 
-    def _row(self, engine: Engine, probe: Probe, accusations: Accusations) -> dict[str, Any]:
+    def _row(self, engine: Engine, diagnostics: Diagnostics) -> dict[str, Any]:
         """Run one round and return it as it is recorded."""
         report = dataclasses.asdict(engine.run_round())
         row = {**report, "clients": list(report["clients"])}
         class_accuracy = row.pop("class_accuracy")
         if self.scenario.truth_known:
-            beliefs = self._beliefs(engine)
-            accusations.update(beliefs)
-            row["diagnostics"] = {
-                **probe.measure(engine.predict_train(probe.rows)),
-                **worst(self.scenario, class_accuracy),
-                **judge(beliefs, self.scenario, row["clients"]),
-                **accusations.report(),
-            }
+            row["diagnostics"] = diagnostics.round(engine, class_accuracy, row["clients"])
         recorded: dict[str, Any] = finite(row)
         return recorded
 

@@ -57,6 +57,12 @@ class Scenario:
         return differs
 
     @cached_property
+    def class_counts(self) -> np.ndarray:
+        """The images of each true class that each client holds, without open-set images, int64 [K, C]."""
+        true = (self.true[rows] for rows in self.clients)
+        return np.array([np.bincount(y[y >= 0], minlength=self.classes) for y in true])
+
+    @cached_property
     def is_open(self) -> np.ndarray:
         """Whether the image is an open-set image, which has no right class, bool [N]."""
         return self.true < 0

@@ -105,11 +105,11 @@ def check_resumes(method: Method) -> None:
         for number in range(ROUNDS):
             engine, checkpoint = toy_engine(method), Checkpoint(Path(folder))
             if number:
-                state, clients, rows = checkpoint.load()
-                engine.restore(state, clients)
+                parts, rows = checkpoint.load()
+                engine.restore(parts)
             rows += run_rounds(engine, number + 1)
             _same(rows, unbroken[: number + 1], f"resumed after round {number},")
-            checkpoint.save(engine.state(), engine.federation.states, engine.federation.seen, rows)
+            checkpoint.save(engine, rows)
 
 
 def check_order_of_clients(method: Method) -> None:
