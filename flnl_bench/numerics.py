@@ -375,6 +375,22 @@ def mean_of_kept(losses: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept, losses, 0.0) * (len(losses) / kept.sum().clamp_min(1))
 
 
+# -- the sieve of CORES² ---------------------------------------------------------------------------------
+def mean_class_loss(logits: Tensor) -> Tensor:
+    """s(z) = mean_c −ln(p_c + 1e-8) per example: the mean loss over all labels, which 1e-8 bounds."""
+    return -(logits.softmax(1) + 1e-8).log().mean(1)
+
+
+def sieve_rounds(given: int | None, terms: Terms) -> int:
+    """Return T_s as given, or a fifth of the rounds, at least 3 and at most 10: until then all is kept."""
+    return min(10, max(3, round(0.2 * terms.rounds))) if given is None else given
+
+
+def confidence_weight(epoch: int, rounds: int, epochs: int) -> float:
+    """Return β/β_max in a local epoch, counted from round 0: linear from round T_s/5 on, for T_s rounds."""
+    return linear_ramp(epoch, epochs * (rounds // 5), max(1, epochs * rounds - 1))
+
+
 # -- the forget rate of Co-teaching --------------------------------------------------------------------
 def forget_rate(t: int, tau: float, ramp_rounds: int, exponent: float = 1.0) -> float:
     """f_t = τ^c·t/(T_k − 1) for t < T_k, then τ, as in the published code; round 0 keeps all samples."""

@@ -10,7 +10,9 @@ from flnl_more.fedelc import FedELC
 from waits import assert_no_step_waits
 
 from flnl_bench.engine.ledger import count_bytes
+from flnl_bench.methods import default_methods
 from flnl_bench.noisy_clients import distance_aware_average
+from flnl_bench.numerics import geometric_median
 from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
 
 ELC = FedELC()
@@ -240,3 +242,60 @@ def test_a_client_that_is_not_noisy_trains_with_its_prior_alone():
     client = first_client(engine)
     engine.method.on_receive(None, client)
     assert set(client.scratch) == {"adjustment"}
+
+
+# -- MaskedOptim ---------------------------------------------------------------------------------------
+MASKED = FedELC(trusted=0.8, blend=0.2, aggregator="rfa", warmup_share=0.25, beta=0.1)
+FIVE = torch.tensor([[2.0, 1, 0], [2, 1, 0], [0, 0, 1], [1, 0, 0], [0, 3, 0]])
+GIVEN = torch.tensor([0, 2, 2, 0, 1])
+
+
+def test_the_masked_variant_is_that_of_the_specification():
+    assert default_methods().make("fedelc/masked", {}, {}) == MASKED
+    assert [
+        int(MASKED.trust(torch.zeros(b, 3), torch.zeros(b).long()).sum()) for b in (1, 2, 3, 5, 32, 64)
+    ] == [*(1, 1, 2, 4, 25, 51)]
+
+
+def test_only_trusted_samples_are_pulled_to_their_given_labels():
+    logits = FIVE.clone().requires_grad_()
+    labels = 10 * F.one_hot(GIVEN, 3).float()
+    trust = MASKED.trust(FIVE, GIVEN)
+    assert trust.tolist() == [1, 0, 1, 1, 1]
+    losses = MASKED.correction(logits, labels, GIVEN, trust)
+    losses.sum().backward()
+    near(losses.detach(), 0.866220, 2.783543, 1.120421, 1.120421, 0.191954)
+    near(logits.grad[0], -0.657542, 0.500447, 0.157095)
+    near(logits.grad[1], 0.284416, 0.031212, -0.315629)
+    after = MASKED.moved(labels, FIVE, F.one_hot(GIVEN, 3).float(), trust)
+    near(after[1], 3.464560, 1.274391, 5.261049)
+    near(after[0], 8.257645, 1.274036, 0.468318)
+    near(MASKED.moved(labels, FIVE, F.one_hot(GIVEN, 3).float())[1], 3.464206, 1.274036, 5.261758)
+
+
+def test_a_sample_that_is_never_trusted_changes_its_label_by_descent():
+    p = torch.full((1, 10), 0.1 / 9)
+    p[0, 3] = 0.9
+    labels, given, seen = 10.0 * F.one_hot(torch.tensor([0]), 10), F.one_hot(torch.tensor([0]), 10), []
+    for _ in range(5):
+        labels = MASKED.moved(labels, p.log(), given.float(), torch.zeros(1))
+        seen.append((labels[0, 0].item(), labels[0, 3].item()))
+    assert seen[0] == pytest.approx((8.4555, 1.4062), abs=1e-4)
+    assert seen[4] == pytest.approx((3.8631, 5.5517), abs=1e-4)
+    merged = MASKED.merged(labels, p) / MASKED.scale
+    assert (merged[0, 0].item(), merged[0, 3].item()) == pytest.approx((0.081398, 0.860448), abs=1e-5)
+
+
+def test_noisy_clients_upload_a_blend_and_the_server_takes_the_geometric_median():
+    blended = {}
+    for method in (FedELC(blend=0.2), FedELC(blend=1.0), FedELC()):
+        engine = noisy_engine(method)
+        blended[method.blend] = {u.client: u.weights for u in engine.federation.train([0, 1])}
+    start = engine.server.weights
+    for name, trained in blended[0.0][1].items():
+        torch.testing.assert_close(blended[0.2][1][name], 0.2 * start[name] + 0.8 * trained)
+        assert torch.equal(blended[1.0][1][name], start[name])
+        assert torch.equal(blended[0.2][0][name], blended[0.0][0][name])  # a clean client
+    masked, updates = noisy_engine(MASKED), engine.federation.train([0, 1, 2])
+    median = geometric_median([u.weights for u in updates], [u.size for u in updates])
+    assert all(torch.equal(w, median[name]) for name, w in MASKED.aggregate(masked.server, updates).items())

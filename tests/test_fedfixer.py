@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flnl_methods.fedavg import FedAvg
-from flnl_methods.fedfixer import FedFixer, mean_loss, tied_step
+from flnl_methods.fedfixer import FedFixer, tied_step
 from torch import nn
 from waits import assert_no_step_waits
 
 from flnl_bench.api import Server, Terms, Update, network_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.engine.sgd import SGD
+from flnl_bench.numerics import mean_class_loss
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine, toy_scenario
 
 RELEASED = FedFixer.variants["released"]
@@ -162,7 +163,7 @@ def judged(z, y, beta=2.0, **options):
 
 def test_the_confidence_loss_subtracts_the_mean_loss_of_all_labels():
     z = doubles(LOGITS).requires_grad_()
-    assert mean_loss(z).tolist() == pytest.approx([1.572878, 1.098612, 2.094923, 1.195328], abs=1e-6)
+    assert mean_class_loss(z).tolist() == pytest.approx([1.572878, 1.098612, 2.094923, 1.195328], abs=1e-6)
     losses = judged(z, LABELS)[0]
     assert losses.tolist() == pytest.approx([-2.906211, -1.098612, -1.094923, -1.528661], abs=1e-6)
     (slope,) = torch.autograd.grad(losses.sum(), z)
@@ -185,7 +186,7 @@ def test_the_bound_of_the_mean_loss_is_part_of_the_sieve(high, second, kept):
     assert judged(z, [1])[1].item() is kept
     given = F.cross_entropy(z, torch.tensor([1])).item()
     expected = {40: (20.0, 16.559872), 30: (16.0, 16.328024), 12: (6.002525, 10.201220)}[high]
-    assert (given, mean_loss(z).item()) == pytest.approx(expected, abs=1e-6)
+    assert (given, mean_class_loss(z).item()) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(

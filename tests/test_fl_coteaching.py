@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from flnl_methods.fedavg import FedAvg
 from flnl_methods.fl_coteaching import FLCoteaching
+from flnl_methods.fl_coteaching_plus import FLCoteachingPlus
 from torch import nn
 from two_networks import Fixed, part, rightly_judged
 from waits import assert_no_step_waits
@@ -18,7 +19,14 @@ from flnl_bench import BadInput
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import final_forget_rate, kept_count, mean_of_kept, small_loss
-from flnl_bench.testing import TOY_TRAINING, degenerate_scenario, run_rounds, toy_engine, toy_scenario
+from flnl_bench.testing import (
+    TOY_TRAINING,
+    degenerate_scenario,
+    parametrize_with_checks,
+    run_rounds,
+    toy_engine,
+    toy_scenario,
+)
 
 FIRST = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1, 0]]
 SECOND = [[0.0, 0, 1], [0, 2, 0], [1, 0, 0], [3, 0, 0]]
@@ -263,3 +271,67 @@ def test_round_0_drops_nothing_and_judges_nothing():
 
 def test_the_selection_finds_wrong_labels_in_the_toy_world():
     assert rightly_judged(FLCoteaching(), rounds=15) > 0.8
+
+
+# -- Co-teaching+ --------------------------------------------------------------------------------------
+ONE = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1.5, 0], [0, 2, 0], [1, 0, 0]]
+TWO = [[0.0, 0, 1], [0, 2, 0], [1, 0, 0], [3, 0, 0], [0, 0, 1], [2, 0, 0]]
+
+
+def plus_step(forget, one=ONE, two=TWO, empty="all"):
+    """The loss of a batch, the gradients of both networks, and the client."""
+    nets = nn.ModuleDict({"first": Fixed(one), "second": Fixed(two)}).double()  # so that ties are ties
+    terms = terms_of(40)
+    state, y = {}, torch.tensor([0, 1, 2, 0, 1, 2])
+    client = SimpleNamespace(round=10, terms=terms, state=state, scratch={}, held={}, y=y, size=6)
+    method = FLCoteachingPlus(forget_rate=forget, empty=empty, ramp_rounds=1)
+    method.on_receive(nets, client)
+    batch = SimpleNamespace(x=None, y=y, index=torch.arange(6))
+    loss = method.loss(nets, batch, client).mean()
+    loss.backward()
+    return loss.item(), [net.z.grad.abs().sum(1) for net in nets.children()], client
+
+
+@pytest.mark.parametrize(
+    ("forget", "first", "second", "rows"),
+    [(0.45, 0.671838, 1.551445, [0, 3]), (0.0, 0.419536, 1.187314, [0, 2, 3, 4])],
+)
+def test_small_losses_are_chosen_among_disagreements(forget, first, second, rows):
+    loss, gradients, client = plus_step(forget)
+    assert loss == pytest.approx(first + second, abs=1e-5)
+    assert gradients[0].nonzero().flatten().tolist() == rows  # network 1 trains on what network 2 keeps
+    batches, shares, empty = client.state["disagreement"].tolist()
+    assert (batches, shares, empty) == (1, pytest.approx(4 / 6), 0)
+
+
+def test_a_batch_without_disagreement_is_trained_on_whole_in_part_or_not_at_all():
+    loss, gradients, client = plus_step(0.45, two=ONE)
+    assert loss == pytest.approx(2 * 0.630172, abs=1e-5)
+    assert (gradients[0] > 0).all()
+    assert client.state["disagreement"].tolist() == [1, 0, 1]
+    assert (plus_step(0.45, two=ONE, empty="small")[1][0] > 0).sum() == 3
+    _, gradients, client = plus_step(0.45, two=ONE, empty="skip")
+    assert [bool(flag) for flag in client.held.values()] == [True, True]
+    assert plus_step(0.45, empty="skip")[2].held["first"].item() is False
+
+
+def test_before_its_round_it_is_co_teaching_to_the_bit_and_then_sends_as_much():
+    plus, plain = (toy_engine(method) for method in (FLCoteachingPlus(disagree_from=3), FLCoteaching()))
+    rows, others = run_rounds(plus), run_rounds(plain)
+    for row, other in zip(rows, others, strict=True):
+        assert (row["loss"] == other["loss"]) == (row["round"] < 3)
+        assert [row[name] for name in ("bytes_down", "bytes_up", "forward", "backward")] == [
+            other[name] for name in ("bytes_down", "bytes_up", "forward", "backward")
+        ]
+    last = rows[-1]["clients"][0]
+    numbers = plus.method.beliefs(plus.server, last, plus.federation.states[last]).numbers
+    assert 0 <= numbers["disagreement"] <= 1
+
+
+@parametrize_with_checks([FLCoteachingPlus(disagree_from=1)])
+def test_conformance_of_plus(check):
+    check()
+
+
+def test_no_step_of_plus_waits_for_the_device():
+    assert_no_step_waits(lambda: toy_engine(FLCoteachingPlus(disagree_from=0)))

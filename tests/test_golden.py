@@ -114,6 +114,8 @@ CHANGED = (
     "selfie threshold=0.3 reuse=false",
     "fedefc monitor_share=0 patience=1",
     "forward scope=global",
+    "fl-coteaching/plus disagree_from=1 empty=small",
+    "feddyn scaled=false",
 )
 
 

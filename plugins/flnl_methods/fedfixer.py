@@ -38,7 +38,14 @@ from flnl_bench import (
     Weights,
     network_weights,
 )
-from flnl_bench.numerics import average, is_finite, linear_ramp, mean_of_kept
+from flnl_bench.numerics import (
+    average,
+    confidence_weight,
+    is_finite,
+    mean_class_loss,
+    mean_of_kept,
+    sieve_rounds,
+)
 
 
 class FedFixer(Method):
@@ -67,7 +74,7 @@ class FedFixer(Method):
     # -- schedule ----------------------------------------------------------------------------------
     def last_whole_round(self, terms: Terms) -> int:
         """T; not a share of long runs, in which both models would learn the noise."""
-        return min(10, max(3, round(0.2 * terms.rounds))) if self.begin is None else self.begin
+        return sieve_rounds(self.begin, terms)
 
     def warmup(self, terms: Terms) -> int:
         """T + 1 rounds keep everything."""
@@ -75,9 +82,7 @@ class FedFixer(Method):
 
     def beta_of(self, epoch: int, terms: Terms) -> float:
         """β in a local epoch, counted from the first round: linear from round T / 5 on, for T rounds."""
-        rounds = self.last_whole_round(terms)
-        length = max(1, terms.epochs * rounds - 1)
-        return self.beta * linear_ramp(epoch, terms.epochs * (rounds // 5), length)
+        return self.beta * confidence_weight(epoch, self.last_whole_round(terms), terms.epochs)
 
     def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
         """All epochs, each with its β."""
@@ -135,7 +140,7 @@ class FedFixer(Method):
 
     def judge(self, logits: Tensor, y: Tensor, beta: float, client: Client) -> tuple[Tensor, Tensor]:
         """The losses CE(z, y) − β·s(z) [B], and whether each label is kept [B], by CE(z, y) ≤ s(z)."""
-        given, anyone = F.cross_entropy(logits, y, reduction="none"), mean_loss(logits)
+        given, anyone = F.cross_entropy(logits, y, reduction="none"), mean_class_loss(logits)
         kept = torch.ones_like(y, dtype=torch.bool)
         if client.round >= self.warmup(client.terms):
             kept = (given - anyone).detach() <= self.tolerance
@@ -171,11 +176,6 @@ class FedFixer(Method):
         by_global, by_personal = state["kept"].float().mean(0).tolist()
         numbers = {"kept_by_global": by_global, "kept_by_personal": by_personal}
         return Beliefs(clean=state["kept"][:, 1], numbers=numbers)
-
-
-def mean_loss(logits: Tensor) -> Tensor:
-    """s(z) = mean_c −ln(p_c + 1e-8) [B], the mean loss over all labels; 1e-8 bounds it, and so the sieve."""
-    return -(logits.softmax(1) + 1e-8).log().mean(1)
 
 
 def trained(model: nn.Module) -> list[Tensor]:

@@ -37,6 +37,7 @@ class FLCoteaching(Method):
     name = "fl-coteaching"
     reference = "Han et al., Co-teaching: Robust Training with Extremely Noisy Labels, NeurIPS 2018"
     members = ("first", "second")
+    variants = {"plus": "flnl_methods.fl_coteaching_plus:FLCoteachingPlus"}
 
     forget_rate: float | None = None  # τ; None is what the setting announces, φ·E[ρ]
     ramp_rounds: Annotated[int, Range(1)] = 25  # T_k at most; a fifth of the rounds where that is less

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flnl_bench import Method, hookimpl
+from flnl_more.cores import Cores
 from flnl_more.fedelc import FedELC
 from flnl_more.fedlsr import FedLSR
 from flnl_more.fedrn import FedRN
@@ -10,8 +11,10 @@ from flnl_more.jointopt import JointOpt
 from flnl_more.loss_correction import FedEFC, Forward
 from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
 from flnl_more.robust_losses import ELR, GCE, SCE
+from flnl_more.robust_losses_reshaped import BiTempered, Focal, MixUp, NCEandMAE, NCEandRCE
 from flnl_more.rofl import RoFL
 from flnl_more.selfie import Selfie
+from flnl_more.server_steps import FedDyn, FedExP
 
 
 @hookimpl
@@ -23,4 +26,6 @@ def flnl_register_methods() -> list[type[Method]]:
         *(FedRN, FedLSR, RoFL, FedELC),
         *(JointOpt, Selfie),
         *(FedEFC, Forward),
+        *(Cores, FedExP, FedDyn),
+        *(MixUp, NCEandRCE, NCEandMAE, Focal, BiTempered),
     ]

@@ -18,7 +18,7 @@ prediction, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from flnl_bench import (
     Terms,
     Update,
     Weights,
+    mix_into,
     network_weights,
 )
 from flnl_bench.noisy_clients import (
@@ -49,7 +50,17 @@ from flnl_bench.noisy_clients import (
     rounds_before_detection,
     vote,
 )
-from flnl_bench.numerics import class_counts, entropy, is_finite, kl_divergence, log_prior
+from flnl_bench.numerics import (
+    class_counts,
+    combined,
+    entropy,
+    geometric_median,
+    is_finite,
+    kept_count,
+    kl_divergence,
+    log_prior,
+    small_loss,
+)
 
 
 class FedELC(Method):
@@ -57,6 +68,9 @@ class FedELC(Method):
 
     name = "fedelc"
     reference = "Jiang et al., Tackling Noisy Clients with End-to-end Label Correction, CIKM 2024"
+    variants = {  # MaskedOptim (Jiang et al., arXiv 2506.02079, 2025)
+        "masked": {"trusted": 0.8, "blend": 0.2, "aggregator": "rfa", "warmup_share": 0.25, "beta": 0.1}
+    }
 
     warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 5 and a visit of most clients
     scale: Positive = 10.0  # K
@@ -64,6 +78,9 @@ class FedELC(Method):
     alpha: NotNegative = 0.5  # α, weight of the given label
     beta: NotNegative = 0.2  # β, weight of the entropy
     per_class: bool = True  # divergence and entropy are means over the classes, not sums
+    trusted: Share = 1.0  # share of a batch, the smallest losses, that is pulled to the given labels
+    blend: Share = 0.0  # share of the received model in what a noisy client uploads
+    aggregator: Literal["distance-aware", "rfa"] = "distance-aware"
 
     # -- a round on the server ---------------------------------------------------------------------
     def warmup(self, terms: Terms) -> int:
@@ -91,7 +108,9 @@ class FedELC(Method):
         return {} if noisy is None else {"noisy": client_id in noisy}
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
-        """FedNoRo's DaAgg among the clients of the round."""
+        """FedNoRo's DaAgg among the clients of the round, or the geometric median of their models."""
+        if self.aggregator == "rfa":
+            return combined(updates, geometric_median, server.weights)
         return distance_aware_average(updates, set(server.state["noisy"] or [])) or server.weights
 
     # -- a round on a client -----------------------------------------------------------------------
@@ -118,19 +137,28 @@ class FedELC(Method):
         if "adjustment" in client.scratch:
             return F.cross_entropy(logits + client.scratch["adjustment"], batch.y, reduction="none")
         labels, given = client.scratch["labels"][batch.index], client.scratch["given"][batch.index]
-        client.scratch["labels"][batch.index] = self.moved(labels, logits.detach(), given)
-        return self.correction(logits, labels, batch.y)
+        trust = self.trust(logits.detach(), batch.y)
+        client.scratch["labels"][batch.index] = self.moved(labels, logits.detach(), given, trust)
+        return self.correction(logits, labels, batch.y, trust)
 
-    def correction(self, logits: Tensor, labels: Tensor, y: Tensor) -> Tensor:
+    def trust(self, logits: Tensor, y: Tensor) -> Tensor | float:
+        """1 for the samples that are pulled to their given labels: the smallest losses of the batch."""
+        if self.trusted == 1:
+            return 1.0
+        losses = F.cross_entropy(logits, y, reduction="none")
+        return small_loss(losses, kept_count(len(y), 1 - self.trusted)).to(logits.dtype)
+
+    def correction(self, logits: Tensor, labels: Tensor, y: Tensor, trust: Tensor | float = 1.0) -> Tensor:
         """KL(p ‖ y^d)/C − α·ln y^d_y + β·H(p)/C; the second term has no gradient in the network."""
         given = F.cross_entropy(labels, y, reduction="none")
         own = kl_divergence(logits, labels) + self.beta * entropy(logits)
-        return own / self.divisor(logits) + self.alpha * given
+        return own / self.divisor(logits) + self.alpha * trust * given
 
-    def moved(self, labels: Tensor, logits: Tensor, given: Tensor) -> Tensor:
+    def moved(self, labels: Tensor, logits: Tensor, given: Tensor, trust: Tensor | float = 1.0) -> Tensor:
         """ỹ − η_y·((y^d − p)/C + α·(y^d − onehot(y))): one step of gradient descent, p held."""
         soft, p = labels.softmax(1), logits.softmax(1)
-        slope = (soft - p) / self.divisor(logits) + self.alpha * (soft - given)
+        trust = trust.unsqueeze(1) if isinstance(trust, Tensor) else trust
+        slope = (soft - p) / self.divisor(logits) + self.alpha * trust * (soft - given)
         return labels - self.label_step * slope
 
     def divisor(self, logits: Tensor) -> int:
@@ -142,6 +170,8 @@ class FedELC(Method):
         if "labels" in client.scratch and is_finite(network_weights(model)):
             p = client.map(lambda batch: model(batch.x).softmax(1))
             client.state["labels"] = self.merged(client.scratch["labels"], p)
+            if self.blend:
+                mix_into(network_weights(model), network_weights(client.received), 1 - self.blend)
         return {}
 
     def merged(self, labels: Tensor, p: Tensor) -> Tensor:
