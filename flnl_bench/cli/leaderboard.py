@@ -25,8 +25,9 @@ def leaderboard_command(
         option(
             COMPARED,
             "NAME",
-            "last10 (mean of the last ten rounds), best (the best round), cost, or a diagnostic of the last "
-            "round: memorised, sieve_f_score, noise_ratio_correlation, …",
+            "last10 (mean of the last ten rounds), best (the best round), cost, rounds, bytes, passes or "
+            "seconds (with --at), or a diagnostic of the last round: memorised, sieve_f_score, "
+            "noise_ratio_correlation, …",
         ),
     ] = "last10",
     method: options.OnlyMethod = None,
@@ -56,6 +57,15 @@ def leaderboard_command(
     with_published: Annotated[
         bool, flag(COMPARED, "Add the runs that this package ships to your own.", "--with-published")
     ] = False,
+    at: Annotated[
+        str | None,
+        option(
+            COMPARED,
+            "BUDGET",
+            "Accuracy at an equal budget: rounds=50, bytes=200MB, passes=2M or seconds=10min; or what is "
+            "spent until accuracy=80, with --metric rounds, bytes, passes or seconds.",
+        ),
+    ] = None,
     average: Annotated[
         str | None,
         option(COMPARED, "NAMES", "Settings that Avg and rank are over.", default="those that all rows have"),
@@ -92,6 +102,7 @@ def leaderboard_command(
     if as_json and kind not in (None, "json"):
         raise BadInput(f"--json and --format {kind} are both given; use one of them")
     chosen_format = choose_format("json" if as_json else kind, output)
+    metric = f"{metric}@{at}" if at else metric
     check_metric(metric)
     if folder != RUNS:  # without a given folder, there may be no own runs
         pandas_api.check_folder(folder)

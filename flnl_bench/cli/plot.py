@@ -24,8 +24,12 @@ PLOT_HELP = {
     "fscore": "F-scores of the clean/noisy split over clients",
     "survival": "right labels that survive the sieve, by method and class",
     "cost": "accuracy against bytes, passes and seconds",
+    "budget": "accuracy at equal rounds, bytes, passes or seconds",
     "ablation": "the variants of one method as bars",
     "grid": "two swept hyper-parameters as a heat map",
+    "ranks": "intervals of places, ties and probability of being first",
+    "cd": "critical differences of mean ranks (Wilcoxon, Holm)",
+    "profile": "how often and how far methods are below the best",
 }
 DRAWING = "Drawing"
 
@@ -53,13 +57,25 @@ def plot_command(
     preset: options.OnlyPreset = None,
     seed: options.OnlySeed = None,
     metric: Annotated[
-        str | None, option(DRAWING, "NAME", "last10 or best (cost, ablation, grid).", default="last10")
+        str | None,
+        option(
+            DRAWING,
+            "NAME",
+            "last10 or best (cost, ablation, grid); any of leaderboards (ranks, cd, profile).",
+            default="last10",
+        ),
     ] = None,
     client: Annotated[
         list[int] | None, option(DRAWING, "K", "This client's matrix; may be repeated (transitions).")
     ] = None,
     x: Annotated[
-        str | None, option(DRAWING, "NAME", "Hyper-parameter from left to right (grid).", "--x")
+        str | None,
+        option(
+            DRAWING,
+            "NAME",
+            "Hyper-parameter from left to right (grid); rounds, bytes, passes or seconds (budget).",
+            "--x",
+        ),
     ] = None,
     y: Annotated[
         str | None, option(DRAWING, "NAME", "Hyper-parameter from bottom to top (grid).", "--y")

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric
+from flnl_bench.leaderboards.metrics import Metric, find_metric
 from flnl_bench.leaderboards.statistics import (
     SIGNIFICANCE,
     difference_intervals,
+    finite_gains,
     holm,
     resample,
     signed_rank,
@@ -65,7 +66,7 @@ def tie(metric: Metric) -> float:
 
 def compare(table: Table, row: Row, base: Row) -> Comparison:
     """Compare the runs of two rows with the same setting and seed, and so the same scenario."""
-    metric = ALL_METRICS[table.metric]
+    metric = find_metric(table.metric)
     limit = tie(metric)
     cells = [
         (row.cells[setting], base.cells[setting], shared)
@@ -96,7 +97,9 @@ def compare(table: Table, row: Row, base: Row) -> Comparison:
         ties=sum(abs(gain) < limit for gain in every),
         losses=sum(gain <= -limit for gain in every),
         better=statistics.fmean(_share_won(seeds, limit) for seeds in gains) if cells else None,
-        p=signed_rank(_finite(gains[0] if len(gains) == 1 else list(map(statistics.fmean, gains)), limit)),
+        p=signed_rank(
+            finite_gains(gains[0] if len(gains) == 1 else list(map(statistics.fmean, gains)), limit)
+        ),
         diverged_pairs=diverged,
     )
 
@@ -112,12 +115,6 @@ def _gain(own: Cell, other: Cell, seed: int, metric: Metric) -> float:
 
 def _share_won(gains: Sequence[float], limit: float) -> float:
     return statistics.fmean(0.5 if abs(gain) < limit else float(gain > 0) for gain in gains)
-
-
-def _finite(gains: Sequence[float], limit: float) -> list[float]:
-    """Return gains with 0 for ties; a pair with a diverged run is further apart than all others."""
-    most = max((abs(gain) for gain in gains if math.isfinite(gain)), default=0.0)
-    return [0.0 if abs(gain) < limit else max(-most - 1, min(most + 1, gain)) for gain in gains]
 
 
 def _interval(cells: Sequence[tuple[Cell, Cell, Sequence[int]]]) -> tuple[float | None, float | None]:
@@ -154,7 +151,7 @@ def setting_tests(table: Table, name: str) -> dict[str, dict[str, str]]:
     The test is Wilcoxon's over the seeds of the setting, with Holm's correction over the settings of the row.
     """
     base = find_row(table, name)
-    metric = ALL_METRICS[table.metric]
+    metric = find_metric(table.metric)
     marks: dict[str, dict[str, str]] = {}
     for row in table.rows if base else ():
         gains = {}
@@ -162,7 +159,9 @@ def setting_tests(table: Table, name: str) -> dict[str, dict[str, str]]:
             if base and setting in row.cells and setting in base.cells:
                 own, other = row.cells[setting], base.cells[setting]
                 shared = own.values.keys() & other.values.keys()
-                gains[setting] = _finite([_gain(own, other, seed, metric) for seed in shared], tie(metric))
+                gains[setting] = finite_gains(
+                    [_gain(own, other, seed, metric) for seed in shared], tie(metric)
+                )
         p_values = holm([signed_rank(seeds) for seeds in gains.values()])
         marks[row.label] = {
             setting: "+" if sum(seeds) > 0 else "−"

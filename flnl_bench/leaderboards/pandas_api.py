@@ -230,7 +230,8 @@ def leaderboard(
     Args:
         source: results, their frame of runs or a part of it, or a results folder.
         metric: last10 (mean of the last ten rounds), best (the best round), a diagnostic of the last round
-            (memorised, sieve_f_score, noise_ratio_correlation, …), or cost.
+            (memorised, sieve_f_score, noise_ratio_correlation, …), or cost; at an equal budget, as in
+            last10@bytes=200MB, or what is spent until an accuracy, as in bytes@accuracy=80.
         against: Add paired differences to this method, with confidence interval and test.
         paper: Add the paper's numbers, with the difference and the agreement of the orders.
         without: Leave out methods with one of these assumptions (`flnl_bench.assumptions`).

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from flnl_bench.config import written
-from flnl_bench.leaderboards.metrics import ALL_METRICS
+from flnl_bench.leaderboards.metrics import find_metric
 from flnl_bench.leaderboards.table import Cell, Row, Table, rank_column
 
 SOURCE = "FedGR paper (ICML 2026)"
@@ -145,7 +145,7 @@ def _pairs(table: Table, setting: str) -> tuple[list[float], list[float]]:
     for row in table.rows:
         cell = paper_numbers().get((*place, row.method, table.metric))
         if cell is not None and setting in row.cells and not row.changed:
-            ours.append(row.cells[setting].score(ALL_METRICS[table.metric]))
+            ours.append(row.cells[setting].score(find_metric(table.metric)))
             theirs.append(cell.mean)
     return ours, theirs
 

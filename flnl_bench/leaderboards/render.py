@@ -10,7 +10,7 @@ from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import NOISY
 from flnl_bench.leaderboards.comparison import Comparison, comparisons, find_row, setting_tests, tie
-from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, sent_numbers
+from flnl_bench.leaderboards.metrics import COST_COLUMNS, Metric, find_metric, sent_numbers
 from flnl_bench.leaderboards.paper import (
     LEAST_METHODS,
     OVERALL,
@@ -164,7 +164,7 @@ def main_table(
     table: Table, *, paper: bool = False, against: str | None = None, layout: Layout | None = None
 ) -> TextTable:
     """Make the table of a metric; with a method that the others are tested against, setting by setting."""
-    digits = ALL_METRICS[table.metric].digits
+    digits = find_metric(table.metric).digits
     averages = [AVERAGE] if len(table.scored) > 1 else []
     marks_own = 0 < sum(row.own for row in table.rows) < len(table.rows)
     ranked = len(table.rows) > 1
@@ -295,7 +295,7 @@ def comparison_table(table: Table, name: str) -> TextTable:
     if not compared:
         why = "is the only row of" if find_row(table, name) else "is not in"
         return TextTable(title, [], [], about=[f"{name} {why} this table."])
-    metric = ALL_METRICS[table.metric]
+    metric = find_metric(table.metric)
     rows = [TextRow(label, _comparison_cells(result, metric.digits)) for label, result in compared.items()]
     about = [
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
@@ -378,7 +378,7 @@ def _agreement_cell(agreement: Agreement | None, name: str) -> TextCell:
 # -- the words around the numbers --------------------------------------------------------------------
 def about_table(table: Table) -> list[str]:
     """Describe the metric, the seeds and the protocol of a table."""
-    metric = ALL_METRICS[table.metric].about(table.protocol.config.training.rounds)
+    metric = find_metric(table.metric).about(table.protocol.config.training.rounds)
     return [f"{metric}; {_seeds(table)}.", f"Protocol: {table.protocol.line}."]
 
 

@@ -149,7 +149,7 @@ def told_apart(draws: Draws, level: float = LEVEL) -> Numbers:
 def drawn_places(draws: Draws, level: float = PLACE_LEVEL) -> tuple[Numbers, Numbers, Numbers]:
     """Return the lowest and highest place of each method at this level, and its probability of being first.
 
-    Methods that tie share their places, and the first place.
+    Methods that tie have all places that they share, and share the probability of being first.
     """
     import numpy as np
 
@@ -157,11 +157,9 @@ def drawn_places(draws: Draws, level: float = PLACE_LEVEL) -> tuple[Numbers, Num
     drawn = np.round(draws.means + stretch * (draws.drawn - draws.means), 9)
     better = np.stack([(drawn > column[:, None]).sum(1) for column in drawn.T], 1)
     equal = np.stack([(drawn == column[:, None]).sum(1) for column in drawn.T], 1)
-    places = 1 + better + (equal - 1) / 2
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(places, ends, axis=0, method="inverted_cdf")
-    first = (better == 0) / equal
-    return np.floor(low).astype(int), np.ceil(high).astype(int), first.mean(0)
+    low = np.quantile(better + 1, (1 - level) / 2, axis=0, method="inverted_cdf")
+    high = np.quantile(better + equal, (1 + level) / 2, axis=0, method="inverted_cdf")
+    return low.astype(int), high.astype(int), ((better == 0) / equal).mean(0)
 
 
 def tie_letters(order: Sequence[int], apart: Numbers) -> dict[int, str]:
@@ -239,6 +237,12 @@ def signed_rank(differences: Sequence[float]) -> float | None:
     from scipy.stats import wilcoxon
 
     return float(wilcoxon(pairs).pvalue)
+
+
+def finite_gains(gains: Sequence[float], limit: float) -> list[float]:
+    """Return differences with 0 for ties; a pair with a diverged run is further apart than all others."""
+    most = max((abs(gain) for gain in gains if math.isfinite(gain)), default=0.0)
+    return [0.0 if abs(gain) < limit else max(-most - 1, min(most + 1, gain)) for gain in gains]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -24,7 +24,7 @@ from flnl_bench.leaderboards.comparability import (
     scored,
     setting_key,
 )
-from flnl_bench.leaderboards.metrics import ALL_METRICS, Metric, mean_cost, merged_messages
+from flnl_bench.leaderboards.metrics import Metric, find_metric, mean_cost, merged_messages
 from flnl_bench.leaderboards.statistics import (
     detectable_difference,
     drawn_places,
@@ -246,7 +246,7 @@ class Table:
         Avg and rank are over the same settings as before, or over the given ones.
         """
         averaged = self.averaged if averaged is None else averaged
-        rows = _numbered(self.rows, ALL_METRICS[metric], averaged)
+        rows = _numbered(self.rows, find_metric(metric), averaged)
         return dataclasses.replace(self, metric=metric, rows=rows, averaged=averaged)
 
     def sorted(self, by: str) -> Table:
@@ -255,7 +255,7 @@ class Table:
         Args:
             by: one of SORTS or a setting. Rows that a setting or Avg does not order keep the paper's order.
         """
-        metric = ALL_METRICS[self.metric]
+        metric = find_metric(self.metric)
 
         def number(row: Row) -> float:
             if by == "rank":
@@ -295,7 +295,7 @@ class Table:
         """Return numbers of rows, higher is better, [rows, settings, seeds]; NaN where there is no run."""
         import numpy as np
 
-        sign = ALL_METRICS[self.metric].sign
+        sign = find_metric(self.metric).sign
         names = {name: sorted({seed for row in rows for seed in _values(row, name)}) for name in settings}
         values = np.full((len(rows), len(settings), max(map(len, names.values()), default=0)), np.nan)
         for i, row in enumerate(rows):
@@ -537,7 +537,7 @@ def rank_column(means: Sequence[float], digits: int = 2) -> list[float]:
 # -- best and second ---------------------------------------------------------------------------------
 def mark_table(table: Table) -> list[dict[str, str]]:
     """Return BEST, SECOND or nothing for each row, by column: the settings, Avg and rank."""
-    metric = ALL_METRICS[table.metric]
+    metric = find_metric(table.metric)
     cells = [{**row.cells, "Avg": row.average} for row in table.rows]
     columns: dict[str, list[tuple[float, int] | None]] = {
         name: [(cell.score(metric), cell.count) if (cell := row.get(name)) else None for row in cells]

@@ -4,7 +4,9 @@
 (method, dataset, partition, setting, preset, seed) select runs by one name or several.
 """
 
+from flnl_bench.plots.budget import budget
 from flnl_bench.plots.judgements import fscore, noise, sieve, survival
+from flnl_bench.plots.rankings import cd, profile, ranks
 from flnl_bench.plots.rounds import curves, memorization, observed_memorization, pair
 from flnl_bench.plots.scenarios import partition, transitions
 from flnl_bench.plots.style import Figure, check_file, look_of, save
@@ -14,7 +16,8 @@ PLOTS = {  # by the name of the kind
     draw.__name__: draw
     for draw in (
         *(partition, transitions, curves, memorization, sieve),
-        *(noise, fscore, survival, cost, ablation, grid),
+        *(noise, fscore, survival, cost, budget, ablation, grid),
+        *(ranks, cd, profile),
     )
 }
 
