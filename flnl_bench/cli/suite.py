@@ -34,6 +34,7 @@ from flnl_bench.cli.console import (
 )
 from flnl_bench.cli.options import FILES, flag, option, parse_changes, use_plugins
 from flnl_bench.cli.outcome import print_paths
+from flnl_bench.errors import BadInput
 from flnl_bench.escaping import terminal
 from flnl_bench.suite.suite_file import GRID_AXES
 
@@ -42,13 +43,18 @@ if TYPE_CHECKING:
     from flnl_bench.suite.grid import PlannedRun
     from flnl_bench.suite.progress import Progress, SuiteProgress
 
-WORKERS = "Workers"
+WORKERS, PLAN = "Workers", "suite plan"
 STATUS_STYLES = {"done": "green", "running": "bold", "waiting": "dim", "failed": "red"}
 
 
 def suite_command(
-    suite: Annotated[
-        Path, typer.Argument(metavar="NAME|FILE", help="A name of `flnl-bench list suites`, or a suite file.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[plan] NAME|FILE",
+            help="A name of `flnl-bench list suites`, or a suite file; after `plan`: seeds it needs.",
+            show_default=False,
+        ),
     ],
     jobs: Annotated[
         int | None, option(WORKERS, "N", "Runs at once.", min=1, default="local: cores or GPUs; else all")
@@ -59,6 +65,12 @@ def suite_command(
     cpus_per_run: Annotated[float, option(WORKERS, "X", "CPUs of a run (ray, slurm).", min=0)] = 1.0,
     slurm: Annotated[
         list[str] | None, option(WORKERS, "KEY=VALUE", "Option of sbatch, as in partition=gpu; repeatable.")
+    ] = None,
+    difference: Annotated[
+        float | None, option(PLAN, "POINTS", "Difference between two methods to show.", default="2")
+    ] = None,
+    pilot: Annotated[
+        Path | None, option(PLAN, "DIR", "Finished runs; published runs count too.", default="that of --out")
     ] = None,
     dry_run: Annotated[bool, flag(FILES, "Show the grid and its cost, run nothing.", "--dry-run")] = False,
     retry_failed: Annotated[bool, flag(FILES, "Resume failed runs.", "--retry-failed")] = False,
@@ -75,8 +87,20 @@ def suite_command(
     A finished run is not run again, and an interrupted run resumes: the same command resumes a suite.
 
     Several suites may work on one folder at once.
+
+    `suite plan FILE` runs nothing: pilot runs show how many seeds a difference needs, and what they cost.
     """
     arguments = dict(locals())  # run_suite has arguments of the same names
+    suite, planning = _suite_of(words)
+    if planning:
+        use_plugins(plugin)
+        print_seed_plans(suite, 2.0 if difference is None else difference, pilot or out, device, as_json)
+        return
+    if difference is not None or pilot is not None:
+        raise BadInput("--difference and --pilot are options of `suite plan`")
+    arguments["suite"] = suite
+    for name in ("words", "difference", "pilot"):
+        del arguments[name]
     arguments["slurm"] = parse_changes(slurm or [], "--slurm")
     arguments["tracker"] = tracker or ()
     del arguments["as_json"], arguments["plugin"]
@@ -101,6 +125,43 @@ def suite_command(
     if result.failures and not dry_run:
         print_failures(result.failures)
         raise typer.Exit(3 if result.lacks_data else 1)
+
+
+def _suite_of(words: list[str]) -> tuple[Path, bool]:
+    """Return the suite, and whether it is only planned."""
+    planning = len(words) == 2 and words[0] == "plan"
+    if len(words) != 1 and not planning:
+        raise BadInput(f"expected one suite or `plan` and a suite, not {' '.join(words)!r}")
+    return Path(words[-1]), planning
+
+
+# -- seeds -------------------------------------------------------------------------------------------
+def print_seed_plans(suite: Path, difference: float, pilot: Path, device: str, as_json: bool) -> None:
+    """Print how many seeds show a difference in each setting and in their average, and their core-hours."""
+    from flnl_bench.suite.planning import plan_seeds
+
+    plans = plan_seeds(suite, difference, pilot, device=device)
+    if as_json:
+        print_json({"difference": difference, "plans": [dataclasses.asdict(plan) for plan in plans]})
+        return
+    console = stdout()
+    for title in dict.fromkeys(plan.table for plan in plans):
+        console.print(terminal(title), style="bold")
+        numbers = ("methods", "pilot seeds", "spread", "detectable", "seeds", "at most", "core-hours")
+        rows = table("setting", *numbers, right=numbers)
+        for plan in plans:
+            if plan.table == title:
+                values = (plan.spread, plan.detectable, plan.seeds, plan.seeds_at_most, plan.core_hours)
+                shown = ["–" if v is None else str(v) if isinstance(v, int) else f"{v:.3g}" for v in values]
+                rows.add_row(plan.setting, str(plan.methods), str(plan.pilot_seeds), *shown)
+        console.print(rows)
+    console.print(
+        f"seeds: how many show a true difference of {difference:g} points in 80 % of all cases (paired "
+        "t-test, 5 %); at most: with the 90 % upper bound of the spread. spread: standard deviation over "
+        "seeds of the difference of two methods; detectable: the difference that the seeds of the suite show. "
+        "core-hours: all methods of the suite with these seeds, from the seconds of the pilot runs.",
+        style="dim",
+    )
 
 
 # -- progress ----------------------------------------------------------------------------------------

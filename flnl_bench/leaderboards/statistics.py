@@ -208,6 +208,13 @@ def paired_spread(scores: Numbers) -> float:
     return float((2 * centred.var(1, ddof=1).sum() / (len(scores) - 1)) ** 0.5)
 
 
+def spread_at_most(spread: float, freedom: int) -> float:
+    """Return the upper end of the one-sided 90 % interval of a standard deviation."""
+    from scipy.special import chdtri
+
+    return spread * math.sqrt(freedom / float(chdtri(freedom, 0.9)))
+
+
 def detectable_difference(spread: float, seeds: int) -> float:
     """Return the true difference that a paired t-test at 5 % shows in 80 % of all cases."""
     freedom = seeds - 1

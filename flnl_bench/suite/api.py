@@ -124,7 +124,7 @@ def run_suite(
     for name in trackers:
         find_tracker(name)
     options = {"out": out, "data_dir": data_dir, "tracker": trackers, "save_model": save_model}
-    checked, plans = _plan(suite, device, executor == "local", **options)
+    checked, plans = plan_runs(suite, device, executor == "local", **options)
     start = time.monotonic()
     if isinstance(progress, bool):
         progress = _show_counts if progress else None
@@ -164,7 +164,7 @@ def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[st
         raise BadInput("--slurm needs --executor slurm")
 
 
-def _plan(
+def plan_runs(
     suite: str | PathLike[str] | Mapping[str, Any], device: str, local: bool, **options: Any
 ) -> tuple[Suite, list[PlannedRun]]:
     """Return the suite and its runs; nothing is written and no data are read."""
