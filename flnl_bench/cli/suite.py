@@ -158,7 +158,7 @@ def print_seed_plans(suite: Path, difference: float, pilot: Path, device: str, a
     console.print(
         f"seeds: how many show a true difference of {difference:g} points in 80 % of all cases (paired "
         "t-test, 5 %); at most: with the 90 % upper bound of the spread. spread: standard deviation over "
-        "seeds of the difference of two methods; detectable: the difference that the seeds of the suite show. "
+        "seeds of the difference of two methods; detectable: what the seeds of the suite show. "
         "core-hours: all methods of the suite with these seeds, from the seconds of the pilot runs.",
         style="dim",
     )
