@@ -11,7 +11,8 @@ from synthetic_runs import write_run
 import flnl_bench as fb
 from flnl_bench import plots
 from flnl_bench.methods import declarations, default_methods
-from flnl_bench.plots.style import COLOURS, MARKERS, label_text
+from flnl_bench.plots.style import COLOURS, MARKERS, MOST_LINES, label_text, looks_of
+from flnl_bench.plots.summaries import round_times, short_time
 
 
 def lines_of(axis) -> dict[str, np.ndarray]:
@@ -215,6 +216,77 @@ def test_a_method_looks_the_same_whatever_else_is_drawn(tmp_path):
         assert (line.get_color(), line.get_marker()) == (other.get_color(), other.get_marker())
         assert (line.get_color(), line.get_marker()) == plots.look_of(name)[:2]
         assert line.get_marker() in MARKERS
+
+
+def test_no_two_methods_of_a_picture_look_alike():
+    names = [f"mine-{n}" for n in range(60)]  # by their digests, some of them would
+    bare = [plots.look_of(name)[:2] for name in names]
+    assert len(set(bare)) < len(names)
+    looks = looks_of([*names, "fedgr", "fedgr v2"])
+    assert len({looks[name][:2] for name in (*names, "fedgr")}) == 61
+    assert looks["fedgr"] == plots.look_of("fedgr")
+    assert looks["fedgr v2"][:2] == looks["fedgr"][:2]
+
+
+def test_a_panel_has_at_most_as_many_lines_as_can_be_read(tmp_path):
+    for n in range(MOST_LINES + 1):
+        write_curve(tmp_path, [1, 2], f"mine-{n}")
+    with pytest.raises(fb.BadInput, match="would have 13 lines, at most 12 can be read; choose some"):
+        plots.curves(tmp_path)
+    assert plots.curves(tmp_path, method=["mine-1", "mine-2"])
+
+
+@pytest.mark.parametrize(("size", "inches"), [("column", 3.25), ("page", 6.75)])
+def test_a_picture_for_a_paper_is_as_wide_as_a_column_or_a_page(tmp_path, size, inches):
+    for setting in ("clean", "sym-1.0", "asym-1.0"):
+        write_curve(tmp_path, [1, 2], setting=setting)
+    target = tmp_path / "curves.pdf"
+    done = flnl("plot", "curves", tmp_path, "--size", size, "-o", target)
+    assert done.code == 0, done.errors
+    with plots.paper_size(size):
+        assert plots.curves(tmp_path).get_figwidth() == inches
+    assert b"/FontFile2" in target.read_bytes()  # TrueType
+
+
+def test_a_picture_that_is_too_wide_for_a_column_says_so(tmp_path):
+    write_curve(tmp_path, [1, 2])
+    with (
+        plots.paper_size("column"),
+        pytest.raises(fb.BadInput, match="3 panels do not fit"),
+    ):
+        plots.cost(tmp_path)
+
+
+def test_titles_are_inside_the_picture(tmp_path):
+    for partition in ("dir-0.3,order=drawn", "fedcorr-0.7-10"):
+        for setting in ("pair-0.6:0.1-0.3,step=-1,rates=1+1+1+1+1+2+2+2+2+2", "sym-1.0"):
+            write_curve(tmp_path, [1, 2], setting=setting, partition=partition)
+    with plots.paper_size("column"):
+        figure = plots.curves(tmp_path)
+    figure.canvas.draw()
+    for axis in figure.axes:
+        box = axis.title.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (60, 200, ["1 min", "2 min", "3 min", "4 min"]),
+        (100, 9000, ["2 min", "10 min", "30 min", "2 h"]),
+        (90_000, 300_000, ["1 d", "2 d", "3 d", "4 d"]),
+    ],
+)
+def test_times_are_in_units_that_people_use(low, high, ticks):
+    assert [short_time(seconds) for seconds in round_times(low, high)] == ticks
+
+
+def test_bars_start_where_differences_can_be_seen_and_the_axis_says_so(tmp_path):
+    for method, accuracy in {"fedgr": 95.0, "fedgr/no-sieve": 93.0}.items():
+        write_run(tmp_path, method, accuracy=accuracy)
+    (axis,) = plots.ablation(tmp_path).axes
+    assert axis.get_ylim()[0] == 90
+    assert "axis starts at 90" in axis.get_ylabel()
 
 
 def test_versions_of_a_method_differ_in_nothing_but_dashes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +66,9 @@ def plot_command(
             default="last10",
         ),
     ] = None,
+    size: Annotated[
+        str | None, option(DRAWING, "NAME", "Width for a two-column paper: column or page.", default=False)
+    ] = None,
     client: Annotated[
         list[int] | None, option(DRAWING, "K", "This client's matrix; may be repeated (transitions).")
     ] = None,
@@ -96,5 +100,7 @@ def plot_command(
         for name in given.keys() - inspect.signature(draw).parameters:
             raise BadInput(f"--{name} is not an option of {kind} plots")
         filters = {name: values for name, values in names.items() if values}
-        plots.save(draw(source or [RUNS], **given, **filters), output)
+        with plots.paper_size(size) if size else contextlib.nullcontext():
+            figure = draw(source or [RUNS], **given, **filters)
+        plots.save(figure, output)
     note(f"wrote {output}")

@@ -9,7 +9,7 @@ from flnl_bench.plots.judgements import fscore, noise, sieve, survival
 from flnl_bench.plots.rankings import cd, profile, ranks
 from flnl_bench.plots.rounds import curves, memorization, observed_memorization, pair
 from flnl_bench.plots.scenarios import partition, transitions
-from flnl_bench.plots.style import Figure, check_file, look_of, save
+from flnl_bench.plots.style import Figure, check_file, look_of, paper_size, save
 from flnl_bench.plots.summaries import ablation, cost, grid
 
 PLOTS = {  # by the name of the kind
@@ -21,4 +21,14 @@ PLOTS = {  # by the name of the kind
     )
 }
 
-__all__ = ["PLOTS", "Figure", "check_file", "look_of", "observed_memorization", "pair", "save", *PLOTS]
+__all__ = [
+    "PLOTS",
+    "Figure",
+    "check_file",
+    "look_of",
+    "observed_memorization",
+    "pair",
+    "paper_size",
+    "save",
+    *PLOTS,
+]

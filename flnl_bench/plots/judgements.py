@@ -16,10 +16,11 @@ from flnl_bench.plots.style import (
     NEUTRAL,
     WRONG,
     Figure,
+    Look,
     in_style,
     label_text,
     legend,
-    look_of,
+    looks_of,
     titled_canvas,
 )
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
@@ -137,11 +138,12 @@ def noise(source: Source, **filters: Unpack[Filters]) -> Figure:
 
     values = _by_panel(runs_of(source, filters), ratios, "an estimate of the noise ratio of its clients")
     names = [panel.parts for panel, _ in values]
+    looks = looks_of(row.label for _, rows in values for row, _ in rows)
     figure, axes = titled_canvas(names, "estimated noise ratio", size=(3.1, 3.3))
     for axis, (_, rows) in zip(axes, values, strict=True):
         axis.axline((0, 0), slope=1, color=NEUTRAL, linewidth=0.8, linestyle=":")
         for row, points in rows:
-            look, r = look_of(row.label), correlation(points[:, 1], points[:, 0])
+            look, r = looks[row.label], correlation(points[:, 1], points[:, 0])
             shown = "undefined" if r is None else f"{r:.2f}"
             name = f"{label_text(row.label, 28)}, r = {shown}"
             axis.scatter(*points.T, color=look.colour, marker=look.marker, s=16, alpha=0.75, label=name)
@@ -204,10 +206,11 @@ def fscore(source: Source, **filters: Unpack[Filters]) -> Figure:
     """
     values = _by_panel(runs_of(source, filters), client_scores, "a split into clean and noisy samples")
     names = [panel.parts for panel, _ in values]
+    looks = looks_of(row.label for _, rows in values for row, _ in rows)
     figure, axes = titled_canvas(names, "F-score of a client", sharey=True, size=(3.1, 2.9))
     for axis, (_, rows) in zip(axes, values, strict=True):
         for place, (row, scores) in enumerate(rows, 1):
-            _box(axis, place, row.label, scores)
+            _box(axis, place, looks[row.label], scores)
         axis.set_xticks(range(1, len(rows) + 1), [label_text(row.label, 24) for row, _ in rows])
         axis.tick_params(axis="x", labelrotation=40, bottom=False)
         for text in axis.get_xticklabels():
@@ -234,8 +237,7 @@ def client_scores(record: RunRecord) -> Numbers:
     )
 
 
-def _box(axis: Any, place: int, label: str, scores: Numbers) -> None:
-    look = look_of(label)
+def _box(axis: Any, place: int, look: Look, scores: Numbers) -> None:
     axis.boxplot(
         scores,
         positions=[place],

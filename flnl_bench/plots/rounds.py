@@ -16,12 +16,15 @@ from flnl_bench.plots.style import (
     Figure,
     Look,
     canvas,
+    check_lines,
     cross_on,
     head,
     in_style,
     label_text,
     legend,
     look_of,
+    looks_of,
+    set_title,
     titled_canvas,
     titles_of,
 )
@@ -87,11 +90,13 @@ def _over_rounds(runs: Sequence[RunRecord], pick: Pick, name: str) -> Figure:
     series = [(panel, rows) for panel, rows in series if np.isfinite(np.concatenate([*rows.values()])).any()]
     if not series:
         raise BadInput(f"none of these runs has a number for {name.removesuffix(' (%)')!r}")
+    check_lines(max(len(rows) for _, rows in series))
+    looks = looks_of(label for _, rows in series for label in rows)
     figure, axes = titled_canvas([panel.parts for panel, _ in series], name, sharey=True)
     lines: dict[str, Any] = {}
     for axis, (panel, rows) in zip(axes, series, strict=True):
         for label, curves_of_row in rows.items():
-            lines[label] = draw_line(axis, label, curves_of_row)
+            lines[label] = draw_line(axis, label, curves_of_row, look=looks[label])
         for row in panel.rows:
             lines |= _mark_diverged(axis, panel.runs(row), rows[row.label])
         axis.set_xlabel("round")
@@ -162,7 +167,7 @@ def observed_memorization(observation: Observation) -> Figure:
     if not cases:
         raise BadInput("nothing was observed")
     columns = min(4, len(cases))
-    figure, axes = canvas(2 * columns * -(-len(cases) // columns), columns=columns)
+    figure, axes = canvas(2 * columns * -(-len(cases) // columns), columns=columns, fixed=True)
     common, titles = titles_of([_parts(*case) for case in cases])
     drawn: dict[str, Any] = {}
     for i, (rows, title) in enumerate(zip(cases.values(), titles, strict=True)):
@@ -174,7 +179,7 @@ def observed_memorization(observation: Observation) -> Figure:
             if column == 0:
                 axis.set_ylabel(name)
             if line == 0:
-                axis.set_title(label_text(title, 60))
+                set_title(axis, title)
     for i in range(len(cases), columns * -(-len(cases) // columns)):  # the last block may not be full
         block, column = divmod(i, columns)
         for line in (0, 1):

@@ -13,7 +13,17 @@ import numpy as np
 from flnl_bench.errors import BadInput, require
 from flnl_bench.leaderboards.comparability import setting_key
 from flnl_bench.plots.source import Filters, beliefs_of, runs_of
-from flnl_bench.plots.style import CLEAN, WRONG, Figure, canvas, head, in_style, label_text, legend, titles_of
+from flnl_bench.plots.style import (
+    CLEAN,
+    WRONG,
+    Figure,
+    canvas,
+    head,
+    in_style,
+    legend,
+    set_title,
+    titles_of,
+)
 from flnl_bench.results.run_record import BELIEFS_FILE, RunRecord
 from flnl_bench.scenario import Scenario, effective_holders, scarce_chance
 from flnl_bench.scenario.class_spread import SCARCE
@@ -56,6 +66,11 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
     views = [(federation, *view) for federation in pictured for view in _views(federation)]
     columns = 2 if len(views) > 1 and size[0] < 5 else 1
     figure, axes = canvas(len(views), columns=columns, size=size)
+    grid = axes[0].get_subplotspec().get_gridspec()  # narrower than `size` in a column of a paper
+    size = (
+        min(size[0], figure.get_figwidth() / grid.ncols),
+        min(size[1], figure.get_figheight() / grid.nrows),
+    )
     common, titles = titles_of([(*federation.parts, when) for federation, when, _, _ in views])
     largest = max(counts.max() for _, _, counts, _ in views)
     area = (72 * min((size[0] - 1.0) / clients, (size[1] - 0.7) / classes)) ** 2 / largest
@@ -64,7 +79,8 @@ def partition(source: Source, **filters: Unpack[Filters]) -> Figure:
         _bubbles(axis, counts, area, CLEAN, "images of the class")
         if wrong is not None:
             _bubbles(axis, wrong, area, WRONG, "of them wrongly labelled")
-        axis.set(title=label_text(title, 80), xlabel="client", ylabel="class")
+        set_title(axis, title)
+        axis.set(xlabel="client", ylabel="class")
         axis.set(xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
         if classes <= 2 * NUMBERED:
             axis.set_yticks(range(classes))
@@ -141,7 +157,8 @@ def transitions(source: Source, client: int | Sequence[int] = (), **filters: Unp
             axis.set_xticks(range(shares.shape[1]))
             axis.set_yticks(range(len(shares)))
         no_class = " (the last: none)" if len(shares) > shares.shape[1] else ""
-        axis.set(title=label_text(title, 60), xlabel="given class", ylabel=f"true class{no_class}")
+        set_title(axis, title)
+        axis.set(xlabel="given class", ylabel=f"true class{no_class}")
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes, shrink=0.7, label="share of the true class")
     head(figure, common)

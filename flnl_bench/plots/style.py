@@ -8,7 +8,9 @@ import math
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -50,11 +52,17 @@ RC = {
     "lines.linewidth": 1.4,
     "lines.markersize": 4.5,
     "savefig.dpi": 150,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
     "svg.hashsalt": "flnl-bench",  # the same file for the same runs
 }
 ENDINGS = (".png", ".svg", ".pdf")
 LONGEST = 44  # characters of a name
 MOST_PANELS = 24
+MOST_LINES = 12  # in one panel
+PER_INCH = 13  # characters of a title or legend
+WIDTHS = {"column": 3.25, "page": 6.75}  # of a two-column paper, in inches
+NARROWEST = 2.1  # inches of a panel
+_width: ContextVar[float | None] = ContextVar("width", default=None)
 
 
 class Look(NamedTuple):
@@ -86,6 +94,24 @@ def look_of(name: str) -> Look:
     )
 
 
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
+    """Return the looks of all methods of a figure; a method that would look like another gets a free marker.
+
+    Declared looks are never changed, and versions of one method share colour and marker.
+    """
+    looks: dict[str, Look] = {}
+    owners: dict[tuple[str, str], str] = {}  # colour and marker → method without its version
+    for name in sorted(dict.fromkeys(names), key=lambda name: not declaration(name).marker):
+        look, method = look_of(name), re.sub(r" v\d+$", "", name)
+        place = MARKERS.index(look.marker) if look.marker in MARKERS else 0
+        for marker in (look.marker, *MARKERS[place + 1 :], *MARKERS[:place]):
+            if owners.get((look.colour, marker), method) == method:
+                break
+        owners[look.colour, marker] = method
+        looks[name] = look._replace(marker=marker)
+    return looks
+
+
 def label_text(name: object, longest: int = LONGEST) -> str:
     """Return a name that matplotlib shows as it is: no formula, no line break, no leading underscore."""
     text = "".join("\ufffd" if unicodedata.category(c)[0] == "C" else c for c in str(name))
@@ -114,20 +140,51 @@ def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
     return drawn
 
 
+@contextmanager
+def paper_size(name: str) -> Iterator[None]:
+    """Draw figures as wide as a column or a page of a two-column paper: `with paper_size("column"):`."""
+    if name not in WIDTHS:
+        raise unknown("size", name, WIDTHS)
+    token = _width.set(WIDTHS[name])
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
+def check_lines(count: int) -> None:
+    """Refuse a panel with more lines than can be read."""
+    if count > MOST_LINES:
+        raise BadInput(
+            f"a panel would have {count} lines, at most {MOST_LINES} can be read; choose some by --method"
+        )
+
+
 def canvas(
-    panels: int, *, columns: int = 3, size: tuple[float, float] = (3.1, 2.5), **share: Any
+    panels: int,
+    *,
+    columns: int = 3,
+    size: tuple[float, float] = (3.1, 2.5),
+    fixed: bool = False,
+    **share: Any,
 ) -> tuple[Figure, list[Any]]:
-    """Make a figure with this number of panels and no empty ones."""
+    """Make a figure with this number of panels and no empty ones; `fixed` keeps the number of columns."""
     if panels > MOST_PANELS:
         raise BadInput(
             f"this would be {panels} panels, at most {MOST_PANELS} can be read; choose some by method, "
             "dataset, partition, setting or seed"
         )
-    columns = min(columns, panels)
+    columns, width = min(columns, panels), _width.get()
+    if width:
+        if fixed and width < columns * NARROWEST * 0.75:
+            raise BadInput(
+                f"{columns} panels do not fit next to each other; use --size page, or leave it out"
+            )
+        columns = columns if fixed else max(1, min(columns, int(width / NARROWEST)))
+        size = (width / columns, size[1] * min(1.0, width / columns / size[0] + 0.15))
     rows = math.ceil(panels / columns)
-    figure = Figure(
-        figsize=(max(4.4, columns * size[0]), rows * size[1]), layout=ConstrainedLayoutEngine(w_pad=0.08)
-    )
+    figsize = (width or max(4.4, columns * size[0]), rows * size[1])
+    figure = Figure(figsize=figsize, layout=ConstrainedLayoutEngine(w_pad=0.08))
     axes = list(figure.subplots(rows, columns, squeeze=False, **share).flat)
     for spare in axes[panels:]:
         spare.remove()
@@ -143,11 +200,21 @@ def titled_canvas(
     figure, axes = canvas(len(names), **layout)
     common, titles = titles_of(names)
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(label_text(title, 80))
+        set_title(axis, title)
         if ylabel and axis.get_subplotspec().is_first_col():
             axis.set_ylabel(ylabel)
     head(figure, common)
     return figure, axes
+
+
+def set_title(axis: Any, title: str) -> None:
+    """Write the title of a panel in as many lines as it needs."""
+    figure, columns = axis.figure, axis.get_subplotspec().get_gridspec().ncols
+    width = max(12, int(PER_INCH * figure.get_figwidth() / columns) - 2)  # the axis has labels on its left
+    lines = textwrap.wrap(label_text(title, 200), width)
+    axis.set_title("\n".join(lines))
+    if axis.get_subplotspec().is_first_col():
+        _grow(figure, max(0, len(lines) - 1))
 
 
 def titles_of(parts: Sequence[tuple[str, ...]]) -> tuple[str, list[str]]:
@@ -168,7 +235,7 @@ def cross_on(axis: Any, x: float, y: float) -> Any:
 
 def head(figure: Figure, text: str) -> None:
     """Write the text that all panels share above them."""
-    lines = textwrap.wrap(label_text(text, 400), int(13 * figure.get_figwidth()))
+    lines = textwrap.wrap(label_text(text, 400), int(PER_INCH * figure.get_figwidth()))
     figure.suptitle("\n".join(lines), fontsize=9)
     _grow(figure, len(lines))
 
@@ -176,7 +243,7 @@ def head(figure: Figure, text: str) -> None:
 def legend(figure: Figure, entries: Mapping[str, Any], spacing: float = 0.5) -> None:
     """Write all entries below the panels, in as many columns as fit."""
     names = [label_text(name) for name in entries]
-    width = 13 * figure.get_figwidth()  # characters of a line
+    width = PER_INCH * figure.get_figwidth()
     columns = max(1, min(len(names), int(width / (6 + max(map(len, names))))))
     handles = list(entries.values())
     place = {"loc": "outside lower center", "ncols": columns, "labelspacing": spacing}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
@@ -15,6 +16,7 @@ from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of
 from flnl_bench.plots.style import (
     DIVERGED,
     Figure,
+    Look,
     canvas,
     cross_on,
     head,
@@ -23,6 +25,8 @@ from flnl_bench.plots.style import (
     legend,
     listed,
     look_of,
+    looks_of,
+    set_title,
     titled_canvas,
     titles_of,
 )
@@ -66,7 +70,8 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
     """
     check_accuracy(metric)
     panels = panels_of(runs_of(source, filters))
-    figure, axes = canvas(3 * len(panels), sharey="row", sharex="col")
+    looks = looks_of(row.label for panel in panels for row in panel.rows)
+    figure, axes = canvas(3 * len(panels), fixed=True, sharey="row", sharex="col")
     common, titles = titles_of([panel.parts for panel in panels])
     drawn: dict[str, Any] = {}
     for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
@@ -76,12 +81,12 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
                 costs = [sum(getattr(record.summary, field) for field in fields) for record in runs]
                 total = statistics.fmean(costs)
                 mean, spread = accuracies(runs, metric)
-                drawn[row.label] = _point(axis, row.label, total, mean, spread)
+                drawn[row.label] = _point(axis, looks[row.label], total, mean, spread)
                 if diverged_text(runs):
                     drawn["a run diverged"] = cross_on(axis, total, mean)
             axis.set(xlabel=name)
         axes[3 * i].set_ylabel(AXIS_LABELS[metric])
-        axes[3 * i + 1].set_title(label_text(title, 80))
+        set_title(axes[3 * i + 1], title)
     for i, (_, unit) in enumerate(COST_AXES.values()):
         _scale(axes[i], unit)
     head(figure, common)
@@ -89,16 +94,22 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
     return figure
 
 
-def _point(axis: Any, label: str, x: float, mean: float, spread: float) -> Any:
-    look = look_of(label)
+def _point(axis: Any, look: Look, x: float, mean: float, spread: float) -> Any:
     return axis.errorbar(
         [x], [mean], [spread], color=look.colour, marker=look.marker, markersize=6, linestyle="", capsize=2
     )
 
 
 def _scale(axis: Any, unit: str) -> None:
-    """Use a logarithmic axis where costs differ much, and ticks such as 20 MB."""
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+    """Use a logarithmic axis where costs differ much, and ticks such as 20 MB or 10 min."""
+    from matplotlib.ticker import (
+        EngFormatter,
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+    )
 
     low, high = axis.dataLim.intervalx
     if 0 < low < high / 4:
@@ -108,7 +119,30 @@ def _scale(axis: Any, unit: str) -> None:
     else:
         axis.xaxis.set_major_locator(MaxNLocator(3))
     axis.xaxis.set_major_formatter(EngFormatter(unit))
+    if unit == "s" and high >= 120:
+        axis.xaxis.set_major_locator(FixedLocator(round_times(low, high)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: short_time(seconds)))
     axis.margins(x=0.12)
+
+
+def round_times(low: float, high: float) -> list[float]:
+    """Return at most five round times, in seconds, that cover a range."""
+    steps = [n * unit for unit in (1.0, 60.0) for n in (1, 2, 5, 10, 20, 30)]
+    steps += [n * 3600.0 for n in (1, 2, 6, 12)]
+    steps += [n * 10**power * 86400.0 for power in range(5) for n in (1, 2, 5)]
+    if high > 4 * low > 0:  # a logarithmic axis
+        times = [step for step in steps if low / 1.3 <= step <= high * 1.3]
+        return times[:: -(-len(times) // 5)]
+    step = next((step for step in steps if (high - low) / step <= 4), steps[-1])
+    return [n * step for n in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def short_time(seconds: float) -> str:
+    """Write a round time in one unit: 30 s, 20 min, 5 h, 2 d."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
 
 
 # -- ablation ----------------------------------------------------------------------------------------
@@ -125,9 +159,11 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
         raise BadInput(f"there is nothing to compare {method} with: no cell has two rows of it")
     methods = {row.label: row.method for panel in panels for row in panel.rows}
     labels = sorted(methods, key=lambda label: methods[label] != method)
+    bottom = axis_start([accuracies(panel.runs(row), metric) for panel in panels for row in panel.rows])
+    name = AXIS_LABELS[metric] + (f",\naxis starts at {bottom:g}" if bottom else "")
     size = (max(2.6, 0.9 + 0.42 * len(labels)), 3.0)
     names, columns = [panel.parts for panel in panels], max(1, int(11 / size[0]))
-    figure, axes = titled_canvas(names, AXIS_LABELS[metric], columns=columns, size=size, sharey=True)
+    figure, axes = titled_canvas(names, name, columns=columns, size=size, sharey=True)
     for axis, panel in zip(axes, panels, strict=True):
         for row in panel.rows:
             place = labels.index(row.label)
@@ -150,7 +186,15 @@ def ablation(source: Source, metric: str = "last10", **filters: Unpack[Filters])
             text.set(rotation=40, ha="right", rotation_mode="anchor")
         axis.grid(visible=False, axis="x")
         axis.margins(y=0.12)
+    axes[0].set_ylim(bottom=bottom)
     return figure
+
+
+def axis_start(bars: Sequence[tuple[float, float]]) -> float:
+    """Return where the axis of bars (means and spreads) starts: 0, or higher if they are nearly equal."""
+    low, high = min(mean - spread for mean, spread in bars), max(mean + spread for mean, spread in bars)
+    start = 5.0 * math.floor((low - (high - low)) / 5)
+    return start if start > 20 else 0.0
 
 
 def _one_method(source: Source, filters: Mapping[str, Any]) -> tuple[str, list[Panel]]:
