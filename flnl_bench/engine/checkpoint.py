@@ -210,7 +210,7 @@ class Checkpoint:
             ) from None
 
     def _lines(self) -> list[tuple[dict[str, Any], int]]:
-        """Return the lines of the journal with their lengths; a kill may have left the last one incomplete."""
+        """Return the lines of the journal with their lengths; the last one may be incomplete after a kill."""
         lines: list[tuple[dict[str, Any], int]] = []
         before = ""
         texts = self.journal.read_bytes().splitlines(keepends=True)
