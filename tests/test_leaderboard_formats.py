@@ -7,7 +7,6 @@ import io
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from command_line import flnl
@@ -217,12 +216,3 @@ def test_an_unknown_ending_is_refused_unless_the_format_is_given(folder, tmp_pat
 def test_output_into_a_missing_folder_is_refused(folder, tmp_path):
     done = flnl("leaderboard", folder, "-o", tmp_path / "none" / "board.md")
     assert (done.code, "there is no folder" in done.errors[-1]) == (2, True)
-
-
-def test_every_option_of_an_archive_is_documented():
-    page = (Path(__file__).parents[1] / "docs" / "leaderboard.md").read_text()
-    for command in (["results", "export"], ["results", "import"]):
-        options = set(re.findall(r"--[a-z-]+", flnl(*command, "--help").out)) - {"--help"}
-        assert options
-        for option in options:
-            assert option in page, f"{option} of {' '.join(command)}"
