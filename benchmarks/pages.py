@@ -10,14 +10,16 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flnl_bench.results.archive import archives, published_folder
+from flnl_bench.results.published import published_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from flnl_bench.results.run_record import RunRecord
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "baselines.md")
@@ -30,11 +32,12 @@ LIGHT, DARK = "#1f2328", "#e6edf3"  # text on a light and on a dark page
 
 def main(runs: str | None = None) -> None:
     """Rewrite the tables of all pages and the picture."""
-    if archives():
+    published = published_runs()[0]
+    if published:
         for page in PAGES:
             page.write_text(filled(page.read_text(), printed))
-    if runs or archives():
-        draw_front(Path(runs) if runs else published_folder())
+    if runs or published:
+        draw_front(Path(runs) if runs else published)
 
 
 def filled(page: str, run: Callable[[list[str]], str]) -> str:
@@ -55,7 +58,7 @@ def printed(arguments: list[str]) -> str:
     return subprocess.run(command, cwd=ROOT / "docs", check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def draw_front(runs: Path) -> None:
+def draw_front(runs: Path | Sequence[RunRecord]) -> None:
     """Draw the curves of three methods under symmetric noise, for light and for dark pages."""
     from flnl_bench.methods import declaration
     from flnl_bench.plots.rounds import curves

@@ -23,7 +23,7 @@ from flnl_bench.assumptions import ASSUMPTIONS
 from flnl_bench.cli import app, listing
 from flnl_bench.methods import declaration, default_methods, kind_name
 from flnl_bench.ranges import ranges_of
-from flnl_bench.results.archive import published_runs
+from flnl_bench.results.published import published_runs
 from flnl_bench.results.run_record import RunRecord
 from flnl_bench.running.presets import PRESETS, load_preset
 from flnl_bench.testing import CHECKS

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import tomllib
@@ -75,23 +74,25 @@ def check_unpacked(archive: zipfile.ZipFile, packed: int) -> None:
         raise ValueError("its compression is neither stored nor deflated")
 
 
-def read_npz(
-    path: Path, required: Iterable[str], optional: Iterable[str] = (), *, content: bytes | None = None
-) -> dict[str, np.ndarray]:
-    """Read the named arrays of a .npz file, or of its `content`; pickled arrays are refused."""
+def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """Read the named arrays of a .npz file; pickled arrays are refused."""
     required = tuple(required)
     try:
-        with zipfile.ZipFile(path if content is None else io.BytesIO(content)) as archive:
-            check_unpacked(archive, path.stat().st_size if content is None else len(content))
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked(archive, path.stat().st_size)
             names = {name.removesuffix(".npy") for name in archive.namelist()}
             arrays = {key: _array(archive, key) for key in (*required, *optional) if key in names}
     except Exception as error:  # NumPy evaluates the header as Python code: a broken one raises anything
         raise BadInput(f"{path} is not a readable .npz file: {one_line(error)}") from None
-    missing = [key for key in required if key not in arrays]
-    if missing:
-        present = ", ".join(sorted(names)) or "none"
-        raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {present})")
+    require_arrays(path, required, names)
     return arrays
+
+
+def require_arrays(path: Path, required: Iterable[str], present: Iterable[str]) -> None:
+    """Refuse a file without one of the required arrays."""
+    if missing := [name for name in required if name not in set(present)]:
+        names = ", ".join(sorted(present)) or "none"
+        raise BadInput(f"{path} lacks the array {', '.join(missing)} (arrays found: {names})")
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:

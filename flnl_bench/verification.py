@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flnl_bench.atomic_files import json_text, replace_file
 from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.errors import BadInput, MissingData, one_line
-from flnl_bench.results.run_record import BELIEFS_FILE, RoundRow, RunRecord, now
+from flnl_bench.results.run_record import RoundRow, RunRecord, now
 from flnl_bench.results.verified import VERIFIED_FILE, Status, digest_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def save_verification(verification: Verification) -> None:
         "status": verification.status,
         "rounds": verification.rounds,
         "of": verification.record.config.training.rounds,
-        "digest": digest_of(verification.record.folder),
+        "digest": digest_of(verification.record),
         "time": now(),
         "findings": [dataclasses.asdict(finding) for finding in verification.findings],
     }
@@ -156,13 +156,11 @@ def _code(record: RunRecord, runner: Runner) -> Verdict:
 
 def _beliefs(record: RunRecord, runner: Runner) -> Verdict:
     """Compare the labels in beliefs.npz with those of the scenario."""
-    from flnl_bench.results.beliefs import read_beliefs
-
-    path, scenario = record.folder / BELIEFS_FILE, runner.scenario
-    if not path.exists():
+    scenario = runner.scenario
+    if not record.has_beliefs:
         return Verdict("beliefs", "note", "there is no beliefs.npz")
     try:
-        arrays = read_beliefs(path, ("row", "given"), ("true",))
+        arrays = record.read_beliefs(("row", "given"), ("true",))
     except BadInput as error:
         return Verdict("beliefs", "wrong", str(error))
     rows = arrays["row"]
@@ -177,7 +175,7 @@ def _beliefs(record: RunRecord, runner: Runner) -> Verdict:
 # -- the control -------------------------------------------------------------------------------------
 def _control(record: RunRecord, peers: Iterable[RunRecord]) -> Verdict:
     """Check that FedAvg of the same scenario and protocol lies in its published band."""
-    from flnl_bench.results.archive import published_runs
+    from flnl_bench.results.published import published_runs
 
     def is_control(other: RunRecord) -> bool:
         protocol = (other.config.device, other.config.training, other.numbers)
@@ -255,7 +253,7 @@ def _affordable(record: RunRecord, rows: Sequence[RoundRow], budget: float) -> i
     if seconds <= budget:
         return len(rows)
     most = max(1, int(len(rows) * budget / seconds))
-    digest = hashlib.blake2b(digest_of(record.folder).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(digest_of(record).encode(), digest_size=8).digest()
     return most - int.from_bytes(digest) % max(1, most // 2)
 
 

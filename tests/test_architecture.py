@@ -39,6 +39,7 @@ LIGHT_FILES = (
     "flnl_bench.results.run_record",
     "flnl_bench.results.run_folder",
     "flnl_bench.results.archive",
+    "flnl_bench.results.published",
     "flnl_bench.running.resolve",
     "flnl_bench.running.presets",
     "flnl_bench.running.api",

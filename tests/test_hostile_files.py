@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import lzma
 import zipfile
 
 import numpy as np
 import pytest
 from command_line import flnl
+from forged_archives import DATA, LAYOUT, LINE, PARTS, members_of, npz, with_part, write_members
 from suite_grids import GOOD, TINY, grid_of
 from synthetic_runs import write_run
 
@@ -20,25 +22,23 @@ from flnl_bench.scenario import check_dataset, draw_scenario, load_scenario, sav
 from flnl_bench.testing import toy_dataset
 
 SAMPLES, CLIENTS = 1437, 20  # of the run in the archive
+BELIEFS = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array(["clean"] * CLIENTS)}
 
 
 # -- the good files, and how each is read ------------------------------------------------------------
 def archive(tmp_path, damage):
     """Export a run, damage the members of the archive, and import it."""
     run = write_run(tmp_path / "theirs", all_rounds=True, training={"rounds": 3, "clients": CLIENTS})
-    beliefs = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array(["clean"] * CLIENTS)}
-    (run / "beliefs.npz").write_bytes(npz(**beliefs))
+    (run / "beliefs.npz").write_bytes(npz(**BELIEFS))
     good, bad = tmp_path / "good.zip", tmp_path / "bad.zip"
     assert flnl("results", "export", tmp_path / "theirs", "-o", good).code == 0
-    with zipfile.ZipFile(good) as opened:
-        members = [(name, opened.read(name)) for name in opened.namelist()]
-    made = damage(members)
-    if isinstance(made, bytes):
-        bad.write_bytes(made)
+    damaged = damage(members_of(good))
+    if isinstance(damaged, bytes):
+        bad.write_bytes(damaged)
+    elif callable(damaged):
+        bad.write_bytes(damaged(bytearray(good.read_bytes())))
     else:
-        with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as opened:
-            for name, content in made:
-                opened.writestr(name, content)
+        write_members(bad, damaged)
     done = flnl("results", "import", bad, "--out", tmp_path / "mine")
     assert done.code in (0, 2), done.errors
     assert (tmp_path / "mine").exists() == (done.code == 0)
@@ -77,30 +77,19 @@ def json_text(tmp_path, damage):
 
 
 # -- damage ------------------------------------------------------------------------------------------
-def npz(**arrays):
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def nothing(members):
-    return members
-
-
-def content(file, new):
-    """The members, one of them with other content; `new` may be a function of the old content."""
-    return lambda members: [
-        (name, (new(data) if callable(new) else new) if name.endswith(file) else data)
-        for name, data in members
-    ]
+def content(name, new):
+    """Other content of a file in the archive, or of a file of the run; a function gets the old content."""
+    if name in PARTS:
+        return lambda members: with_part(members, name, new)
+    return lambda members: {**members, name: new(members[name]) if callable(new) else new}
 
 
 def value(dotted, to):
     """Another value in run.json."""
 
-    def edit(data):
+    def edit(text):
         *path, last = dotted.split(".")
-        part = record = json.loads(data)
+        part = record = json.loads(text)
         for name in path:
             part = part[name]
         part[last] = to
@@ -110,62 +99,57 @@ def value(dotted, to):
 
 
 def in_first_round(name, to):
-    """Another value in the first line of rounds.jsonl."""
+    """Another value in the first round."""
 
-    def edit(data):
-        first, *others = data.decode().splitlines()
-        return "\n".join([json.dumps({**json.loads(first), name: to}), *others]) + "\n"
+    def edit(text):
+        first, *others = text.splitlines()
+        return "\n".join([json.dumps({**json.loads(first), name: to}), *others])
 
     return content("rounds.jsonl", edit)
 
 
 def without(file):
-    return lambda members: [(name, data) for name, data in members if not name.endswith(file)]
+    return lambda members: {name: data for name, data in members.items() if name != file}
 
 
 def added(name):
-    """The members, and a copy of run.json with another name."""
-    return lambda members: [*members, (name, dict_of(members, "run.json"))]
-
-
-def dict_of(members, file):
-    (data,) = [data for name, data in members if name.endswith(file)]
-    return data
-
-
-def below(folder):
-    return lambda members: [(n if n == "manifest.json" else f"{folder}/{n}", data) for n, data in members]
+    return lambda members: {**members, name: b"x"}
 
 
 def belief(**changes):
-    fitting = {"row": np.arange(5), "noise_kind": np.array(["clean"] * CLIENTS)}
-    return content("beliefs.npz", npz(**{**fitting, **changes}))
+    return content("beliefs.npz", npz(**{**BELIEFS, **changes}))
+
+
+def in_layout(edit):
+    """Another layout of the rounds and beliefs; `edit` changes it in place."""
+
+    def edited(text):
+        layout = json.loads(text)
+        edit(layout)
+        return json.dumps(layout)
+
+    return content(LAYOUT, edited)
 
 
 def raw(change):
     """The bytes of the zip file, changed."""
-
-    def damaged(members):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as opened:
-            for name, data in members:
-                opened.writestr(name, data)
-        return change(bytearray(buffer.getvalue()))
-
-    return damaged
+    return lambda members: change
 
 
 def flipped(data):
-    data[200] ^= 0xFF
+    data[len(data) // 2] ^= 0xFF
     return bytes(data)
 
 
-def in_lzma(members):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as opened:
-        for name, data in members:
-            opened.writestr(name, data)
-    return buffer.getvalue()
+def packed(name, data):
+    """A member whose xz stream is this one."""
+
+    def damaged(members):
+        buffer = io.BytesIO()
+        write_members(buffer, members, lambda own: data if own == members[name] else lzma.compress(own))
+        return buffer.getvalue()
+
+    return damaged
 
 
 def fields(change):
@@ -190,6 +174,10 @@ def text(data):
     return lambda: data
 
 
+def manifest(groups):
+    return json.dumps({"format": "flnl-bench results", "version": 3, "groups": groups})
+
+
 NOT_EXPORTED = "is not a whole file of `flnl-bench results export`"
 COUNTS = {"samples": 1, "mixtures": 0, "searches": 0}
 SENT = {"messages": 1, "units": 1, "numbers": 1, "bytes": 8}
@@ -200,24 +188,42 @@ TABLE = [
     (archive, lambda members: b"hello", NOT_EXPORTED),
     (archive, raw(lambda data: bytes(data[: len(data) // 2])), NOT_EXPORTED),
     (archive, raw(flipped), NOT_EXPORTED),
-    (archive, in_lzma, "neither stored nor deflated"),
-    (archive, lambda members: [*members, members[-1]], "a name is in it twice"),
-    (archive, content("rounds.jsonl", lambda data: data + b" " * 40_000_000), "would unpack to 38 MB"),
+    (archive, lambda members: [*members.items(), *members.items()], "a name is in it twice"),
     # Its members.
-    (archive, lambda members: [], "it has no manifest.json"),
+    (archive, lambda members: {}, "it has no manifest.json"),
     (archive, without("manifest.json"), "it has no manifest.json"),
+    (archive, content("manifest.json", b" " * 2_000_000), "it has no manifest.json"),
     (archive, content("manifest.json", "["), NOT_EXPORTED),
     (archive, content("manifest.json", "[]"), "its manifest.json is not of flnl-bench"),
     (archive, content("manifest.json", '{"format": "x", "version": 1}'), "its format is x 1"),
-    (archive, without("rounds.jsonl"), "it has no rounds.jsonl"),
-    (archive, without("run.json"), "belongs to no run"),
-    (archive, added("../e/run.json"), "a run of this configuration belongs to|it has no rounds"),
-    (archive, added("/tmp/e/run.json"), "a run of this configuration belongs to|it has no rounds"),
-    (archive, added("a/b/run.json"), "it has no rounds"),
-    (archive, added("readme.txt"), "readme.txt is not a file of a run"),
-    (archive, added("x/"), "x/ is not a file of a run"),
-    (archive, below(".."), "a run of this configuration belongs to digits/iid"),
-    (archive, below("a"), "a run of this configuration belongs to digits/iid"),
+    (archive, content("manifest.json", manifest([0])), "has no numbers of runs"),
+    (archive, content("manifest.json", manifest([10**9])), "more than 1000000 runs"),
+    (archive, content("manifest.json", manifest([2])), "the layout of a group is not of this format"),
+    (archive, content(LINE, b""), "does not have 1 runs"),
+    (archive, content("manifest.json", manifest([1, 1])), "data/1.bin.xz is missing or belongs to no run"),
+    (archive, without("data/0.bin.xz"), "data/0.bin.xz is missing"),
+    (archive, added("../e/run.json"), "../e/run.json is missing or belongs to no run"),
+    (archive, added("/tmp/e"), "/tmp/e is missing or belongs to no run"),
+    (archive, packed(LINE, b"x"), NOT_EXPORTED),
+    (archive, packed(LAYOUT, lzma.compress(b" " * 5_000_000)), "unpacks to more than 4 MB"),
+    (archive, packed(LAYOUT, lzma.compress(b"{}") * 2), "is torn, or unpacks"),
+    (archive, packed(LAYOUT, lzma.compress(b"{}")[:-4]), "is torn, or unpacks"),
+    (archive, content(LINE, b"\n"), NOT_EXPORTED),
+    (archive, content(LINE, b"{" + b" " * 200_000 + b"\n"), "a line of more than 131072 bytes"),
+    (archive, content(LAYOUT, "[" * 100_000), "it is nested too deeply"),
+    (archive, content(LAYOUT, "{}"), "the layout of a group is not of this format"),
+    (archive, in_layout(lambda layout: layout.update(rounds=[10**9])), "it has too many rows"),
+    (archive, in_layout(lambda layout: layout.update(rounds=[-1])), "are not whole numbers"),
+    (archive, in_layout(lambda layout: layout.update(rows=[])), "its rows are not by column"),
+    (archive, in_layout(lambda layout: layout.update(beliefs={})), "its arrays are not by name"),
+    (archive, in_layout(lambda layout: layout["rows"].update(shape=["constant", 5])), "a shape that is not"),
+    (
+        archive,
+        in_layout(lambda layout: layout["beliefs"][0].__setitem__(1, "|O")),
+        "a type that is not allowed",
+    ),
+    (archive, in_layout(lambda layout: layout["beliefs"][0].__setitem__(3, [[10**9]])), "too many values"),
+    (archive, content(DATA, b""), "a column ends too early"),
     # run.json.
     (archive, content("run.json", "{"), NOT_EXPORTED),
     (archive, content("run.json", "[" * 100_000), "it is nested too deeply"),
@@ -250,9 +256,7 @@ TABLE = [
     (archive, value("earlier", [1]), "provenance is missing or of another type"),
     # rounds.jsonl.
     (archive, content("rounds.jsonl", ""), "does not hold all rounds"),
-    (archive, content("rounds.jsonl", "garbage\n"), NOT_EXPORTED),
-    (archive, content("rounds.jsonl", "[1]\n"), "that is not a round"),
-    (archive, content("rounds.jsonl", b"\xff\n"), NOT_EXPORTED),
+    (archive, content("rounds.jsonl", "{}\n" * 3), "that is not a round"),
     (archive, in_first_round("round", 7), "does not hold all rounds"),
     (archive, in_first_round("round", "0"), "is not a round"),
     (archive, in_first_round("seconds", -1), "round 0: seconds is -1"),
@@ -267,15 +271,18 @@ TABLE = [
     (archive, in_first_round("method", {"norm": "big"}), "round 0: method.norm is 'big'"),
     (archive, in_first_round("diagnostics", [1]), r"round 0: diagnostics is \[1\]"),
     # beliefs.npz.
-    (archive, content("beliefs.npz", "garbage"), r"beliefs\.npz is not a readable \.npz file"),
-    (archive, belief(row=np.array([{}] * 5, object)), "is not a readable .npz file"),
+    (archive, belief(weather=np.arange(5)), "has the array weather, which is none of a run"),
     (archive, belief(client=np.zeros(4, int)), "which does not fit the others"),
     (archive, belief(given=np.zeros((5, 1))), "which does not fit the others"),
     (archive, belief(given=np.array(["a"] * 5)), "which does not fit the others"),
     (archive, belief(given=np.full(5, 2**31)), "values that are neither classes nor clients"),
     (archive, belief(given=np.full(5, -5)), "values that are neither classes nor clients"),
     (archive, belief(noise_kind=np.array(["clean"])), "5 samples and 1 clients, but the run has"),
-    (archive, belief(row=np.arange(SAMPLES + 1)), f"{SAMPLES + 1} samples and {CLIENTS} clients, but"),
+    (
+        archive,
+        belief(row=np.arange(SAMPLES + 1), client=np.zeros(SAMPLES + 1, int)),
+        f"{SAMPLES + 1} samples and {CLIENTS} clients, but",
+    ),
     (archive, content("beliefs.npz", npz(row=np.arange(5))), "lacks the array noise_kind"),
     # Scenarios whose parts do not fit each other or the data set.
     (scenario, fields(lambda s: {"true": s.given}), ""),
@@ -341,7 +348,7 @@ def test_a_damaged_or_forged_file_is_refused_in_one_line(tmp_path, file, damage,
 
 
 def test_files_without_damage_are_accepted(tmp_path):
-    archive(tmp_path, nothing)
+    archive(tmp_path, lambda members: members)
     scenario(tmp_path, lambda drawn: ({}, {}, {}))
     array_file(tmp_path, header("(0,)"))
     json_text(tmp_path, text("[" * 60 + "]" * 60))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
-import os
+import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,30 +19,59 @@ from synthetic_runs import write_run
 from benchmarks import pages
 from flnl_bench.cli.outcome import as_object
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
-from flnl_bench.results import archive
-from flnl_bench.results.archive import SIZE_LIMITS, export_runs, import_runs
+from flnl_bench.results import published
+from flnl_bench.results.archive import export_runs
+from flnl_bench.results.beliefs import write_beliefs
+from flnl_bench.results.importing import import_runs
 from flnl_bench.results.provenance import method_digest
 from flnl_bench.results.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
-DEAD = 999_999_999  # no process has this number
-OTHER = os.getppid()
 
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """A package that ships two runs, and a cache of its own."""
+    """A package that ships two runs."""
     for seed in (1, 13):
         run = write_run(
             tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, all_rounds=True, code={"method": "a" * 16}
         )
         clients = RunFolder(run).read().config.training.clients
-        np.savez(run / "beliefs.npz", row=np.arange(5), noise_kind=np.array(["sym"] * clients))
-    (tmp_path / "package" / "published").mkdir(parents=True)
-    export_runs(tmp_path / "made", tmp_path / "package" / "published" / "digits.zip")
-    monkeypatch.setattr(archive, "PACKAGE", tmp_path / "package")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        write_beliefs(run / "beliefs.npz", beliefs(clients, seed))
+    monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
+    ship(tmp_path / "made", tmp_path)
     return tmp_path
+
+
+def beliefs(clients, seed):
+    """All arrays that a run can have."""
+    rng, labels = np.random.default_rng(seed), np.arange(7) % 3
+    return {
+        "client": np.sort(rng.integers(0, clients, 7)),
+        "row": rng.permutation(7),
+        "given": labels,
+        "true": np.roll(labels, 1),
+        "clean": np.array([1, 0, -1, 1, 1, 0, 1], np.int8),
+        "clean_probability": rng.random(7).astype(np.float32),
+        "losses": np.array([0.1, np.nan, np.inf, 1e30, -0.0, 2, 3], np.float32),
+        "labels": np.roll(labels, 1),
+        "pseudo_labels": rng.integers(-1, 3, 7),
+        "noise_kind": np.array(["clean", "sym"] * clients)[:clients],
+        "nominal_ratio": rng.random(clients),
+        "estimated_ratio": np.full(clients, np.nan),
+        "noisy_client": np.zeros(clients, np.int8),
+        "realised_ratio": rng.random(clients),
+        "transitions": rng.integers(0, 9, (clients, 3, 3)),
+    }
+
+
+def ship(runs, root):
+    """Publish the runs of a folder."""
+    file = root / "package" / "published" / "digits.zip"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    export_runs(runs, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (root / "package" / "published.json").write_text(json.dumps({"digits.zip": digest}))
 
 
 def flagged(board):
@@ -92,22 +123,29 @@ def test_published_runs_alone_are_not_flagged_whatever_made_them(shipped):
     assert not flagged(leaderboard(load_results(shipped / "own", with_published=True)))
 
 
-def test_a_run_that_was_torn_in_the_cache_is_named(shipped):
-    torn = next(archive.published_folder().rglob("run.json"))
-    torn.write_text("{")
-    assert list(load_results(shipped / "own", with_published=True).problems) == [torn]
+@pytest.mark.parametrize("damage", ["edited", "torn", "absent"])
+def test_an_archive_that_is_not_the_published_one_is_named_and_left_out(damage, shipped):
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0)
+    file = shipped / "package" / "published" / "digits.zip"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "absent":
+        file.unlink()
+    else:
+        file.write_bytes(data if damage == "edited" else b"")
+    done = flnl("leaderboard", shipped / "own", "--with-published", "--format", "csv")
+    assert done.code == 0
+    assert "fedprox" not in done.out
+    reason = "its digest is another one" if damage != "absent" else "No such file"
+    assert any("digits.zip" in line and reason in line for line in done.errors)
 
 
-@pytest.mark.parametrize(
-    "content", [b"version https://git-lfs.github.com/spec/v1", b""], ids=["pointer", "empty"]
-)
-def test_an_archive_that_is_damaged_is_one_line(content, shipped):
-    (shipped / "package" / "published" / "digits.zip").write_bytes(content)
-    done = flnl("leaderboard", shipped / "made", "--with-published")
-    assert done.code == 2
-    [line] = done.errors
-    assert "digits.zip is not a whole file" in line
-    assert not list(shipped.glob("cache/flnl-bench/published/.*"))
+def test_an_archive_that_merely_lies_in_the_folder_is_not_published(shipped):
+    write_run(shipped / "more", "fedavg", seed=1, accuracy=99.0, all_rounds=True)
+    export_runs(shipped / "more", shipped / "package" / "published" / "more.zip")
+    results = load_results(shipped / "own", with_published=True)
+    assert set(results.runs.method) == {"fedprox"}
+    assert results.problems == {}
 
 
 def test_runs_of_another_protocol_are_not_put_into_one_table(shipped):
@@ -128,20 +166,6 @@ def test_the_seeds_of_own_runs_can_be_compared_alone(shipped):
     asked = ["leaderboard", shipped / "own", "--with-published", "--format", "json"]
     (table,) = flnl(*asked, "--seed", 13).json["tables"]
     assert [list(row["cells"]["sym-1.0"]["seeds"]) for row in table["rows"]] == [["13"], ["13"]]
-
-
-def test_a_cache_that_cannot_be_written_to_is_no_obstacle(shipped, monkeypatch):
-    (shipped / "cache").write_text("a file in its place")
-    (shipped / "temporary").mkdir()
-    monkeypatch.setattr(archive.tempfile, "tempdir", str(shipped / "temporary"))
-    at_exit = []
-    monkeypatch.setattr(archive.atexit, "register", lambda *call, **options: at_exit.append((call, options)))
-    for _ in range(2):  # unpacked once, and gone with the process
-        assert len(load_results(shipped / "own", with_published=True).runs) == 2
-    [((remove, *where), how)] = at_exit
-    assert list((shipped / "temporary").iterdir()) == where
-    remove(*where, **how)
-    assert not list((shipped / "temporary").iterdir())
 
 
 def published_text(run):
@@ -199,10 +223,10 @@ def test_nothing_is_shown_unless_the_same_run_is_published_and_the_own_run_done(
     assert published_text(run) == ""
 
 
-def test_nothing_is_shown_for_an_imported_run(shipped):
+def test_an_imported_run_is_compared_too(shipped):
     for run in import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again").runs:
-        assert published_text(run) == ""
-        assert as_object(RunFolder(run).read())["published"] is None
+        assert published_text(run) == "60.00 % the same, to the last digit"
+        assert as_object(RunFolder(run).read())["published"] == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize("damage", ["whole", "member"])
@@ -223,7 +247,7 @@ def test_run_shows_the_published_number_of_one_seed_or_several(shipped):
     asked = ["run", "--method", "fedprox", "--setting", "sym-1.0", *small]
     made = flnl(*asked, "--out", shipped / "published", "--json").json
     assert made["published"] is None
-    export_runs(shipped / "published", shipped / "package" / "published" / "digits.zip")
+    ship(shipped / "published", shipped)
     one = flnl(*asked, "--out", shipped / "own")
     assert f"{made['last10']:.2f} %  the same, to the last digit" in one.out
     several = [*asked, "--out", shipped / "own", "--seeds", "1,13"]
@@ -231,105 +255,84 @@ def test_run_shows_the_published_number_of_one_seed_or_several(shipped):
     assert [run["published"] for run in flnl(*several, "--json").json["runs"]] == [made["last10"], None]
 
 
-def test_beliefs_are_exported_and_imported(shipped):
-    done = import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again")
-    sent = [path.read_bytes() for path in (shipped / "made").rglob("beliefs.npz")]
-    assert [(run / "beliefs.npz").read_bytes() for run in done.runs] == sent
-    assert len(sent) == 2
+def _arrays(path):
+    return np.load(path.with_name("beliefs.npz"))
 
 
 def files_of(folder):
-    """The files of runs by path, without the time of the import."""
-    found = {
-        str(path.relative_to(folder)): path.read_bytes()
-        for file in SIZE_LIMITS
-        for path in folder.rglob(file)
-    }
-    for name in (name for name in found if name.endswith("run.json")):
-        found[name] = json.loads(found[name])
-        found[name]["imported"].pop("time")
-    return found
+    """Records, rounds and beliefs of the runs below a folder, by path; records without their import."""
+    files = {}
+    for path in sorted(folder.rglob("run.json")):
+        record = RunFolder(path.parent).read()
+        arrays = {
+            name: (a.dtype, a.shape, a.tobytes())
+            for name, a in np.load(path.with_name("beliefs.npz")).items()
+        }
+        place = str(path.parent.relative_to(folder))
+        files[place] = dataclasses.replace(record, imported=None), record.read_rounds(), arrays
+    return files
 
 
-def test_unpacking_gives_the_files_of_an_import(shipped):
+def test_an_import_gives_the_files_that_were_exported(shipped):
     import_runs(shipped / "package" / "published" / "digits.zip", shipped / "again")
-    assert files_of(archive.published_folder()) == files_of(shipped / "again")
-    assert len(files_of(shipped / "again")) == 6
+    assert files_of(shipped / "again") == files_of(shipped / "made")
+    assert len(files_of(shipped / "made")) == 2
 
 
-def test_the_partial_folder_of_a_killed_process_is_removed(shipped):
-    folder = archive.published_folder()
-    whole = files_of(folder)
-    folder.rename(folder.with_name(f".{folder.name}.{DEAD}.part"))
-    assert files_of(archive.published_folder()) == whole
-    assert list(folder.parent.iterdir()) == [folder]
+def test_published_runs_are_read_without_unpacking_and_give_what_an_import_gives(shipped):
+    runs, problems = published.published_runs()
+    assert not problems
+    for run in runs:
+        made = RunFolder(shipped / "made" / run.config.place).read()
+        assert run == made
+        assert run.read_rounds() == made.read_rounds()
+        assert run.last_round() == made.last_round()
+        assert run.rounds.equals(made.rounds)
+        assert run.clients.equals(made.clients)
+        assert run.beliefs.equals(made.beliefs)
 
 
-def test_of_two_processes_that_unpack_them_one_wins(shipped, monkeypatch):
-    unpack, raced = archive._unpack, []
-
-    def overtaken(file, aside):
-        unpack(file, aside)
-        monkeypatch.setattr(archive, "_unpack", unpack)
-        raced.append(archive.published_folder())
-
-    monkeypatch.setattr(archive, "_unpack", overtaken)
-    monkeypatch.setattr(archive.os, "getpid", iter([OTHER, DEAD]).__next__)
-    folder = archive.published_folder()
-    assert raced == [folder]
-    assert len(files_of(folder)) == 6
-    assert list(folder.parent.iterdir()) == [folder]
+def test_a_frame_of_published_runs_is_enough_for_a_leaderboard_and_rounds(shipped):
+    results = load_results(shipped / "nothing", with_published=True)
+    part = results.runs[results.runs.seed == 13]
+    assert cells(leaderboard(part))["fedprox", "sym-1.0"] == (pytest.approx(60.0), 1)
+    assert set(results.rounds_of(part).seed) == {13}
 
 
 def test_a_package_without_archives_has_no_runs(shipped):
-    (shipped / "package" / "published" / "digits.zip").unlink()
-    assert not list(archive.published_folder().iterdir())
-
-
-def test_what_cannot_be_unpacked_leaves_nothing(shipped, monkeypatch):
-    def full(file, aside):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(archive, "_unpack", full)
-    with pytest.raises(OSError, match="full"):
-        archive.published_folder()
-    assert not list(shipped.glob("cache/flnl-bench/published/.*"))
+    (shipped / "package" / "published.json").write_text("{}")
+    assert published.published_runs() == ([], {})
 
 
 @pytest.mark.slow
-def test_what_the_project_publishes_can_be_imported_with_all_checks(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for file in archive.archives():
-        import_runs(file, tmp_path / "again")
-    assert files_of(archive.published_folder()) == files_of(tmp_path / "again")
+def test_what_the_project_publishes_can_be_imported_with_all_checks(tmp_path):
+    archives, problems = published.published_archives()
+    assert not problems
+    for archive in archives:
+        assert len(import_runs(archive.path, tmp_path / archive.path.stem).runs) == len(archive.lines)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache in which the published runs are unpacked once for all tests."""
-    return tmp_path_factory.mktemp("cache")
-
-
-def test_the_published_runs_are_complete_and_have_the_digest_of_their_code(cache, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    if not archive.archives():
+def test_the_published_runs_are_complete_and_have_the_digest_of_their_code():
+    runs, problems = published.published_runs()
+    assert not problems
+    if not runs:
         pytest.skip("no runs are published")
-    runs = load_results(archive.published_folder()).runs
-    assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= set(runs.method)
-    assert all(runs["code.method"].str.fullmatch("[0-9a-f]{16}"))
+    assert {"fedavg", "fedavg/strong", "fedgr", "fedgr/released"} <= {run.config.method for run in runs}
+    assert all(re.fullmatch("[0-9a-f]{16}", digest) for run in runs for digest in run.code["method"])
 
 
-def test_every_archive_ships_in_the_wheel():
+def test_every_published_archive_ships_in_the_wheel_and_together_they_are_small():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    shipped = build["targets"]["wheel"].get("force-include", {})
-    archives = [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "results").glob("*.zip"))]
-    assert shipped == {name: f"flnl_bench/published/{Path(name).name}" for name in archives}
+    assert build["targets"]["wheel"]["sources"]["results"] == "flnl_bench/published"
+    archives, problems = published.published_archives()
+    assert not problems
+    assert {archive.path for archive in archives} == set((ROOT / "results").glob("*.zip"))
+    assert sum(archive.path.stat().st_size for archive in archives) < 12e6
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
-def test_a_page_has_what_the_commands_that_it_names_print(page, cache, tmp_path, monkeypatch):
+def test_a_page_has_what_the_commands_that_it_names_print(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     asked = []
 
     def run(arguments):
@@ -339,4 +342,6 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, cache, tmp_path,
     text = page.read_text()
     result = pages.filled(text, run)
     assert len(asked) == text.count("<!-- table: ") == text.count(pages.END) > 0
-    assert result == text or not archive.archives()  # without published runs, a sentence stands there
+    assert (
+        result == text or not published.published_runs()[0]
+    )  # without published runs, a sentence stands there

@@ -50,9 +50,9 @@ def test_an_honest_run_is_confirmed_to_the_bit_and_stays_so_until_it_is_edited(r
     assert done.json["ok"] is True
     assert done.json["runs"][0]["status"] == "bit-confirmed"
     assert done.json["runs"][0]["rounds"] == 3
-    assert read_status(run) == "bit-confirmed"
+    assert read_status(read_record(run)) == "bit-confirmed"
     edit(run, lambda record: record.update(label="mine"))
-    assert read_status(run) == "self-reported"
+    assert read_status(read_record(run)) == "self-reported"
 
 
 def test_an_edited_summary_is_noticed(run):

@@ -11,7 +11,7 @@ from typing import Any
 from flnl_bench.cli.console import FACT, duration, facts, percent, stdout, table, with_prefix
 from flnl_bench.config import RUN_NAMES
 from flnl_bench.leaderboards.statistics import mean_std
-from flnl_bench.results.archive import published_record
+from flnl_bench.results.published import published_record
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}

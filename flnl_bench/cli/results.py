@@ -28,7 +28,7 @@ def export_results(
     folder: Folder = RUNS,
     as_json: options.Json = False,
 ) -> None:
-    """Write run.json and the rounds of all finished runs into one compressed file."""
+    """Write the records, rounds and beliefs of all finished runs into one compressed file."""
     from flnl_bench.leaderboards.pandas_api import check_folder
     from flnl_bench.results.archive import export_runs
 
@@ -51,7 +51,7 @@ def import_results(
     as_json: options.Json = False,
 ) -> None:
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
-    from flnl_bench.results.archive import import_runs
+    from flnl_bench.results.importing import import_runs
 
     imported = import_runs(file, out)
     warn_files(imported.refused, "not imported: ")

@@ -151,7 +151,7 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
     if record.done:
-        lines.add_row("verified", read_status(record.folder))
+        lines.add_row("verified", read_status(record))
     if published := published_line(record):
         lines.add_row("published", published)
     if record.error:
@@ -166,7 +166,7 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
     console.print(lines)
     if rows:
         print_curve(console, rows)
-        print_results(console, rows, summarise(rows), class_survival(path / "beliefs.npz"))
+        print_results(console, rows, summarise(rows), class_survival(record))
     else:
         console.print("no round is finished yet")
     console.print(_provenance(record))

@@ -85,17 +85,18 @@ def verify_command(
 @contextmanager
 def _records(name: str) -> Iterator[tuple[list[RunRecord], bool]]:
     """Yield the finished runs of a name, and whether their folders last."""
-    from flnl_bench.results import archive
+    from flnl_bench.results.importing import import_runs
+    from flnl_bench.results.published import published_runs
     from flnl_bench.results.run_folder import read_runs
 
     path = Path(name)
     with tempfile.TemporaryDirectory() as folder:
         if name == "published":
-            records, lasting = archive.published_runs()[0], False
+            records, lasting = published_runs()[0], False
         elif path.is_file() and path.name != RUN_FILE:
             if not zipfile.is_zipfile(path):
                 raise BadInput(f"{path} is not an archive (.zip) of `results export`")
-            archive.import_runs(path, Path(folder))
+            import_runs(path, Path(folder))
             records, lasting = read_runs(Path(folder))[0], False
         elif path.is_dir() and not (path / RUN_FILE).is_file():
             records, lasting = read_runs(path)[0], True

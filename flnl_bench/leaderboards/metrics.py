@@ -8,12 +8,10 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flnl_bench.engine.ledger import PER, Sent, merge, per_unit
 from flnl_bench.errors import BadInput, unknown
-from flnl_bench.results.beliefs import read_beliefs
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, summarise
 
 COST = "cost"  # not a number but a table of its own
@@ -205,14 +203,14 @@ def sent_numbers(sent: Sent) -> dict[str, float]:
 
 
 # -- survival of classes -----------------------------------------------------------------------------
-def class_survival(beliefs: Path) -> list[float | None]:
+def class_survival(record: RunRecord) -> list[float | None]:
     """Return the share of the right labels of each class that a method still trains on.
 
     The current labels decide, or the sieve if the method reports no labels. A class without right labels has
     None. The list is empty without beliefs, without either of them, or without a known truth.
     """
     try:
-        arrays = read_beliefs(beliefs, ("given", "true"), ("clean", "labels"))
+        arrays = record.read_beliefs(("given", "true"), ("clean", "labels"))
     except BadInput:
         return []
     given, true = arrays["given"], arrays["true"]

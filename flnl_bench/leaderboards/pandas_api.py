@@ -103,7 +103,7 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
         check_folder(folder)
     records, problems = read_runs(folder) if folder.is_dir() else ([], {})
     if with_published:
-        from flnl_bench.results.archive import published_runs
+        from flnl_bench.results.published import published_runs
 
         own = {record.identity for record in records if record.done}
         published, unreadable = published_runs()
@@ -323,7 +323,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
         **{f"scenario.{name}": getattr(record.scenario, name) for name in _SCENARIO},
         **{name: getattr(record, name) for name in _RECORD},
         **{f"code.{kind}": " ".join(sorted(digests)) for kind, digests in record.code.items()},
-        "verification": read_status(record.folder),
+        "verification": read_status(record),
         "run_dir": str(record.folder),
         **{name: value for name, value in config.flat().items() if "." in name},
     }
@@ -339,13 +339,17 @@ def records_of(frame: pd.DataFrame) -> list[RunRecord]:
         raise BadInput("this frame has no column run_dir; use a frame that load_results made")
     published = frame["published"] if "published" in frame.columns else [False] * len(frame)
     ours = {run_dir: flag is True for run_dir, flag in zip(frame["run_dir"], published, strict=True)}
-    return [dataclasses.replace(_finished_in(path), published=flag) for path, flag in ours.items()]
+    return [_finished_in(path, published=flag) for path, flag in ours.items()]
 
 
-def _finished_in(run_dir: object) -> RunRecord:
+def _finished_in(run_dir: object, published: bool) -> RunRecord:
     """Read a finished run; a BadInput names the folder and the problem."""
+    from flnl_bench.results.published import published_run
+
     if not isinstance(run_dir, str):
         raise BadInput(f"run_dir is {run_dir!r} in a row of this frame, not the folder of a run")
+    if published and (shipped := published_run(Path(run_dir))):
+        return shipped
     try:
         record = read_record(Path(run_dir))
         record.result()

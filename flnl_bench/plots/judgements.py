@@ -187,8 +187,7 @@ def survival(source: Source, **filters: Unpack[Filters]) -> Figure:
 
 def _survival(panel: Panel, row: Row) -> Numbers:
     """Return the mean over seeds of the survival of each class; NaN for a class without right labels."""
-    files = [record.folder / BELIEFS_FILE for record in panel.runs(row)]
-    seeds = [shares for file in files if (shares := class_survival(file))]
+    seeds = [shares for record in panel.runs(row) if (shares := class_survival(record))]
     table = np.full((len(seeds), max(map(len, seeds), default=0)), np.nan)
     for line, shares in zip(table, seeds, strict=True):
         line[: len(shares)] = [np.nan if share is None else share for share in shares]
@@ -268,7 +267,7 @@ def _by_panel(
 
 
 def _nothing(runs: Sequence[RunRecord], missing: str) -> str:
-    absent = sum(not (record.folder / BELIEFS_FILE).is_file() for record in runs)
+    absent = sum(not record.has_beliefs for record in runs)
     methods = ", ".join(sorted({record.config.method for record in runs}))
     files = f"; {absent} of {len(runs)} have no {BELIEFS_FILE}" if absent else ""
     return f"no run of {methods} has recorded {missing}{files}"

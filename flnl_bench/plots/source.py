@@ -15,9 +15,8 @@ from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import Names, Protocol, chosen, setting_key
 from flnl_bench.leaderboards.pandas_api import Results, records_of
 from flnl_bench.leaderboards.table import Row, make_tables
-from flnl_bench.results.beliefs import read_beliefs
 from flnl_bench.results.run_folder import read_runs
-from flnl_bench.results.run_record import BELIEFS_FILE, ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord
+from flnl_bench.results.run_record import ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,10 +110,9 @@ def whole_rounds(record: RunRecord) -> list[RoundRow]:
 
 def beliefs_of(record: RunRecord, *names: str) -> dict[str, Numbers] | None:
     """Read the named arrays of a run's beliefs; None if one of them is missing."""
-    path = record.folder / BELIEFS_FILE
-    if not path.is_file():
+    if not record.has_beliefs:
         return None
-    arrays = read_beliefs(path, (), names)
+    arrays = record.read_beliefs((), names)
     return arrays if arrays.keys() == {*names} else None
 
 

@@ -22,7 +22,7 @@ from flnl_bench.leaderboards.metrics import COST, class_survival
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.leaderboards.render import cost_table
 from flnl_bench.report.gather import CURVES, Report
-from flnl_bench.results.run_record import BELIEFS_FILE, METRICS
+from flnl_bench.results.run_record import METRICS
 
 if TYPE_CHECKING:
     import jinja2
@@ -154,7 +154,7 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
     for table in report.tables:
         for row in table.rows:
             for record in row.records:
-                survival = class_survival(record.folder / BELIEFS_FILE)
+                survival = class_survival(record)
                 path = f"runs/{report.run_slugs[record.folder]}.html"
                 page(
                     path, "run.html", record=record, config=record.config, label=row.label, survival=survival

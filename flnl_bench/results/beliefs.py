@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flnl_bench.atomic_files import replace_file
 from flnl_bench.errors import BadInput
-from flnl_bench.input_files import read_npz
+from flnl_bench.input_files import read_npz, require_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,13 +25,22 @@ CLIENT_ARRAYS = (
 )  # one value per client
 LARGEST_NUMBER = 1_000_000  # of a client or class
 _CLIENT_NAMES = (*CLIENT_ARRAYS[0], *CLIENT_ARRAYS[1])
+BELIEF_ARRAYS = (*SAMPLE_ARRAYS[0], *SAMPLE_ARRAYS[1], *_CLIENT_NAMES, "transitions")
 
 
 def read_beliefs(
-    path: Path, required: Iterable[str], optional: Iterable[str] = (), content: bytes | None = None
+    path: Path,
+    required: Iterable[str],
+    optional: Iterable[str] = (),
+    content: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Read the named arrays, each with one value per sample or per client; `transitions` as it is."""
-    arrays = read_npz(path, required, optional, content=content)
+    """Read the named arrays, each with one value per sample or per client, of a file or of its `content`."""
+    required = tuple(required)
+    if content is None:
+        arrays = read_npz(path, required, optional)
+    else:
+        require_arrays(path, required, content)
+        arrays = {name: content[name] for name in (*required, *optional) if name in content}
     lengths: dict[bool, int] = {}  # of arrays over clients, and over samples
     for name, array in arrays.items():
         if name == "transitions":
@@ -44,11 +55,21 @@ def read_beliefs(
     return arrays
 
 
-def check_beliefs_file(path: Path, content: bytes, samples: int, clients: int) -> None:
-    """Refuse a file whose arrays do not fit the numbers of samples and clients of its run."""
-    names = (*SAMPLE_ARRAYS[0], *SAMPLE_ARRAYS[1], *_CLIENT_NAMES)
-    arrays = read_beliefs(path, ("row", "noise_kind"), names, content)
+def check_beliefs(path: Path, content: Mapping[str, np.ndarray], samples: int, clients: int) -> None:
+    """Refuse arrays that do not fit the numbers of samples and clients of their run."""
+    arrays = read_beliefs(path, ("row", "noise_kind"), BELIEF_ARRAYS, content)
+    if foreign := sorted(content.keys() - arrays.keys()):
+        raise BadInput(f"{path} has the array {foreign[0]}, which is none of a run")
     rows, kinds = len(arrays["row"]), len(arrays["noise_kind"])
     if kinds != clients or rows > samples:
         counts = f"{rows} samples and {kinds} clients"
         raise BadInput(f"{path} is of {counts}, but the run has {samples} and {clients}")
+
+
+def write_beliefs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write the arrays as one file."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    replace_file(path, buffer.getvalue())

@@ -6,7 +6,6 @@ labels on what the method reports as its beliefs.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from flnl_bench.api import Beliefs, Method, Server, State
-from flnl_bench.atomic_files import replace_file
 from flnl_bench.errors import expect
 from flnl_bench.random_streams import stream
+from flnl_bench.results.beliefs import write_beliefs
 from flnl_bench.scenario import Scenario
 
 UNKNOWN = {  # per sample
@@ -76,9 +75,7 @@ def save_beliefs(path: Path, beliefs: Mapping[int, Beliefs], scenario: Scenario)
     arrays = belief_arrays(beliefs, scenario)
     for name in {"clean_probability", "losses"} & arrays.keys():
         arrays[name] = _rounded(arrays[name])
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    replace_file(path, buffer.getvalue())
+    write_beliefs(path, arrays)
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

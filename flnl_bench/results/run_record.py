@@ -13,11 +13,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from flnl_bench.atomic_files import json_text
 from flnl_bench.config import RunConfig, Training, key_of
@@ -26,6 +26,7 @@ from flnl_bench.errors import BadInput
 from flnl_bench.results.beliefs import CLIENT_ARRAYS, SAMPLE_ARRAYS, read_beliefs
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 SCHEMA = 2
@@ -69,6 +70,14 @@ class Summary:
     counts: Mapping[str, Any]  # as of a round
 
 
+class RunArchive(Protocol):
+    """Holds the rounds and beliefs of runs that are not in folders of their own."""
+
+    def rounds(self, folder: Path) -> list[RoundRow]: ...
+
+    def beliefs(self, folder: Path) -> dict[str, np.ndarray]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """What was run, where and with which result; the fields have the order of run.json."""
@@ -91,6 +100,7 @@ class RunRecord:
     # Where the record was read: no part of run.json.
     folder: Path = field(default=Path(), compare=False, metadata=_NOT_WRITTEN)
     published: bool = field(default=False, compare=False, metadata=_NOT_WRITTEN)  # it ships with this package
+    archive: RunArchive | None = field(default=None, compare=False, repr=False, metadata=_NOT_WRITTEN)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values as in run.json; absent values are left out, except for the summary."""
@@ -182,12 +192,30 @@ class RunRecord:
         return computed
 
     def read_rounds(self) -> list[RoundRow]:
-        """Read all complete lines of rounds.jsonl."""
-        return read_rounds(self.folder)
+        """Read all complete rounds."""
+        return self.archive.rounds(self.folder) if self.archive else read_rounds(self.folder)
 
     def last_round(self) -> RoundRow | None:
-        """Read the last complete line of rounds.jsonl, without reading the others."""
+        """Read the last complete round; of a folder without reading the others."""
+        if self.archive:
+            return next(reversed(self.read_rounds()), None)
         return read_last_round(self.folder)
+
+    def read_beliefs(
+        self, required: Iterable[str] = (), optional: Iterable[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Read the named arrays of the beliefs; a BadInput if one that is required is missing."""
+        content = self.archive.beliefs(self.folder) if self.archive else None
+        return read_beliefs(self.folder / BELIEFS_FILE, required, optional, content)
+
+    @property
+    def has_beliefs(self) -> bool:
+        """Whether the method's beliefs are recorded."""
+        return (
+            bool(self.archive.beliefs(self.folder))
+            if self.archive
+            else (self.folder / BELIEFS_FILE).is_file()
+        )
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -201,15 +229,14 @@ class RunRecord:
         """The method's beliefs about each sample at the end, next to the truth; one row per sample."""
         import pandas as pd
 
-        return pd.DataFrame(read_beliefs(self.folder / BELIEFS_FILE, *SAMPLE_ARRAYS))
+        return pd.DataFrame(self.read_beliefs(*SAMPLE_ARRAYS))
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """The noise of each client and the method's belief about it; one row per client."""
         import pandas as pd
 
-        arrays = read_beliefs(self.folder / BELIEFS_FILE, *CLIENT_ARRAYS)
-        return pd.DataFrame(arrays).rename_axis("client")
+        return pd.DataFrame(self.read_beliefs(*CLIENT_ARRAYS)).rename_axis("client")
 
     def __repr__(self) -> str:
         if self.summary is None:
@@ -277,7 +304,7 @@ def _misfit(name: str) -> ValueError:
 @functools.cache
 def _fields(cls: Any) -> dict[str, tuple[tuple[type, ...], Any, bool]]:
     """Return of each field: its JSON types, its dataclass if it is one, and whether it is required."""
-    hints = typing.get_type_hints(cls, localns={"pd": Any})
+    hints = typing.get_type_hints(cls, localns={"pd": Any, "np": Any})
     fields = {}
     for part in dataclasses.fields(cls):
         if not part.metadata.get("written", True):

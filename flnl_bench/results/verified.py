@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Literal, get_args
 
-from flnl_bench.results.run_record import ROUNDS_FILE, RUN_FILE
+from flnl_bench.results.run_folder import rounds_text
+from flnl_bench.results.run_record import ROUNDS_FILE, RUN_FILE, RunRecord
 
 Status = Literal["self-reported", "re-run", "bit-confirmed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 VERIFIED_FILE = "verified.json"
 
 
-def digest_of(folder: Path) -> str:
+def digest_of(record: RunRecord) -> str:
     """Return a digest of the record and the rounds of a run."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in (RUN_FILE, ROUNDS_FILE):
-        digest.update((folder / name).read_bytes())
-    return digest.hexdigest()
+    if record.archive:
+        content = [record.text().encode(), rounds_text(record.read_rounds()).encode()]
+    else:
+        content = [(record.folder / name).read_bytes() for name in (RUN_FILE, ROUNDS_FILE)]
+    return hashlib.blake2b(b"".join(content), digest_size=16).hexdigest()
 
 
-def read_status(folder: Path) -> Status:
+def read_status(record: RunRecord) -> Status:
     """Return the status of a run; self-reported without a verification of exactly these files."""
     try:
-        content = json.loads((folder / VERIFIED_FILE).read_bytes())
-        if content["status"] in STATUSES and content["digest"] == digest_of(folder):
+        content = json.loads((record.folder / VERIFIED_FILE).read_bytes())
+        if content["status"] in STATUSES and content["digest"] == digest_of(record):
             status: Status = content["status"]
             return status
     except (OSError, ValueError, KeyError, TypeError):
