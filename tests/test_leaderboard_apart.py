@@ -262,10 +262,10 @@ def test_cells_of_different_seeds_are_warned_about(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"schema": 2, "status": "do', "torn: not whole JSON"),
-        ("", "torn: not whole JSON"),
-        ("\x00\x01", "torn: not whole JSON"),
-        ("[" * 100_000, "torn: not whole JSON"),
+        ('{"schema": 2, "status": "do', "incomplete JSON"),
+        ("", "incomplete JSON"),
+        ("\x00\x01", "incomplete JSON"),
+        ("[" * 100_000, "incomplete JSON"),
         ("[1, 2]", "foreign: not a run of flnl-bench"),
         ('{"name": "another tool"}', "foreign: not a run of flnl-bench"),
         ('{"schema": 0, "status": "done"}', "schema 0, but this version of flnl-bench reads 2"),

@@ -95,7 +95,7 @@ def test_what_is_not_counted_is_there_by_path(tmp_path):
     (tmp_path / "bad" / "run.json").write_text("{")
     results = load_results(tmp_path)
     assert results.unfinished == {failed: "failed"}
-    assert results.problems == {tmp_path / "bad" / "run.json": "torn: not whole JSON"}
+    assert results.problems == {tmp_path / "bad" / "run.json": "incomplete JSON"}
     assert repr(results) == f"<Results of {tmp_path}: 1 finished, 1 unfinished, 1 unreadable>"
     board = leaderboard(results)
     assert (board.problems, board.unfinished) == (results.problems, results.unfinished)

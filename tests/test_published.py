@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from command_line import flnl
 from flnl_methods.fedprox import FedProx
-from synthetic_runs import write_run
+from synthetic_runs import write_run as write_any_run
 
 from benchmarks import pages
 from flnl_bench.cli.outcome import as_object
@@ -26,6 +27,7 @@ from flnl_bench.results.importing import import_runs
 from flnl_bench.results.provenance import method_digest
 from flnl_bench.results.run_folder import RunFolder
 
+write_run = functools.partial(write_any_run, version=FedProx.version)
 ROOT = Path(__file__).parents[1]
 
 

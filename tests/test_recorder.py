@@ -125,10 +125,10 @@ def test_a_folder_without_a_record_has_none(tmp_path):
 
 
 FOREIGN = [
-    (b"", "torn: not whole JSON"),
-    (b"{", "torn: not whole JSON"),
-    (b"\x00\xff", "torn: not whole JSON"),
-    (b"[" * 100_000, "torn: not whole JSON"),
+    (b"", "incomplete JSON"),
+    (b"{", "incomplete JSON"),
+    (b"\x00\xff", "incomplete JSON"),
+    (b"[" * 100_000, "incomplete JSON"),
     (b"[]", "foreign: not a run of flnl-bench"),
     (b'{"status": "done", "schema": 1}', "schema 1, but this version of flnl-bench reads 2"),
 ]
