@@ -206,6 +206,12 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(1)
 
 
+def reverse_cross_entropy(logits: Tensor, y: Tensor, floor: float) -> Tensor:
+    """−Σ_c p_c·ln q_c of a one-hot q whose zeros are taken for `floor`: −ln(floor)·Σ_{c≠y} p_c."""
+    others = logits.softmax(1).clamp(1e-7, 1).scatter(1, y.unsqueeze(1), 0.0)
+    return -math.log(floor) * others.sum(1)
+
+
 def bounded_cross_entropy(probabilities: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of a softmax over *probabilities*: ln Σ_c exp(p_c) − p_y, a range of width one.
 

@@ -116,6 +116,7 @@ CHANGED = (
     "forward scope=global",
     "fl-coteaching/plus disagree_from=1 empty=small",
     "feddyn scaled=false",
+    "fedrg rows=all",
 )
 
 

@@ -6,6 +6,7 @@ from flnl_bench import Method, hookimpl
 from flnl_more.cores import Cores
 from flnl_more.fedelc import FedELC
 from flnl_more.fedlsr import FedLSR
+from flnl_more.fedrg import FedRG
 from flnl_more.fedrn import FedRN
 from flnl_more.jointopt import JointOpt
 from flnl_more.loss_correction import FedEFC, Forward
@@ -26,6 +27,7 @@ def flnl_register_methods() -> list[type[Method]]:
         *(FedRN, FedLSR, RoFL, FedELC),
         *(JointOpt, Selfie),
         *(FedEFC, Forward),
+        FedRG,
         *(Cores, FedExP, FedDyn),
         *(MixUp, NCEandRCE, NCEandMAE, Focal, BiTempered),
     ]

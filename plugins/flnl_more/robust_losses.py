@@ -33,7 +33,7 @@ from flnl_bench import (
     Update,
     Weights,
 )
-from flnl_bench.numerics import AGGREGATORS, Aggregator, combined
+from flnl_bench.numerics import AGGREGATORS, Aggregator, combined, reverse_cross_entropy
 
 
 class RobustLoss(Method):
@@ -134,9 +134,3 @@ def by_classes(given: float | None, few: float, many: float, terms: Terms) -> fl
 def probability(logits: Tensor, y: Tensor) -> Tensor:
     """p_y."""
     return logits.softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
-
-
-def reverse_cross_entropy(logits: Tensor, y: Tensor, floor: float) -> Tensor:
-    """−Σ_c p_c·ln q_c of a one-hot q whose zeros are taken for `floor`: −ln(floor)·Σ_{c≠y} p_c."""
-    others = logits.softmax(1).clamp(1e-7, 1).scatter(1, y.unsqueeze(1), 0.0)
-    return -math.log(floor) * others.sum(1)

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Client, Method, NotNegative, Positive, Range, Step, Terms
-from flnl_bench.numerics import mixed, mixup_cross_entropy, with_mixup
-from flnl_more.robust_losses import RobustLoss, by_classes, probability, reverse_cross_entropy
+from flnl_bench.numerics import mixed, mixup_cross_entropy, reverse_cross_entropy, with_mixup
+from flnl_more.robust_losses import RobustLoss, by_classes, probability
 
 
 # -- active and passive losses -------------------------------------------------------------------------
