@@ -61,7 +61,7 @@ def open_page(browser, site):
 
 
 def rows(page, table=0):
-    texts = page.locator(f"section[data-table='{table}'] tbody tr").all_inner_texts()
+    texts = page.locator(f"section[data-table='{table}'] tbody tr:not(.below)").all_inner_texts()
     return [" ".join(text.split()) for text in texts]
 
 
@@ -77,7 +77,12 @@ def test_the_numbers_are_those_of_the_leaderboard(open_page, site):
             cells = [*(row["cells"][name] for name in table["settings"]), row["avg"]]
             spread = ["" if cell["std"] is None else f" ± {cell['std']:.2f}" for cell in cells]
             texts = [f"{cell['mean']:.2f}{std}" for cell, std in zip(cells, spread, strict=True)]
-            assert shown == f"{row['label']} {' '.join(texts)} {row['rank']:.2f}"
+            tied = [other["rank"] for other in table["rows"]].count(row["rank"]) > 1
+            place = ""
+            if "letters" in row:
+                low, high = row["place_low"], row["place_high"]
+                place = f" {low}{f'–{high}' if high > low else ''} {row['letters']} {row['p_best']:.2f}"
+            assert shown == f"{row['label']} {' '.join(texts)} {row['rank']:.2f}{'=' * tied}{place}"
             bold = page.locator(f"section[data-table='{number}'] tr", has_text=row["label"]).locator("b")
             assert bold.count() == list(row["marks"].values()).count("best")
 
@@ -193,3 +198,18 @@ def test_a_phone_needs_no_scrolling_to_the_side_and_dark_is_dark(open_page, name
     assert page.evaluate(shade) == "rgb(255, 255, 255)"
     page.reload()
     assert page.evaluate(shade) == "rgb(255, 255, 255)"  # the choice is kept
+
+
+def test_places_are_shown_for_whole_tables_and_rows_are_sorted_by_avg(site, browser):
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    head = page.locator("section[data-table='1'] thead th").all_inner_texts()
+    first = page.locator("section[data-table='1'] tbody tr").first
+    assert first.locator("th").inner_text() == "fedgr"
+    assert head[-2:] == ["place", "P(best)"]
+    assert first.locator("td").nth(-2).inner_text() == "1 a"
+    assert page.locator("section[data-table='1'] tbody tr").last.locator("th").inner_text() == "detectable"
+    page.goto((site / "index.html").as_uri() + "#without-seed=13")
+    page.reload()
+    assert "place" not in page.locator("section[data-table='1'] thead").inner_text()
+    page.close()

@@ -285,7 +285,7 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
     return TextTable(f"{table.protocol.title} · cost", columns, rows, about, notes=notes)
 
 
-COMPARISON_COLUMNS = ("pairs", "diff.", f"{LEVEL:.0%} interval", "W/T/L", "P(better)", "p (Holm)")
+COMPARISON_COLUMNS = ("pairs", "diff.", f"{100 * LEVEL:.0f} % interval", "W/T/L", "P(better)", "p (Holm)")
 
 
 def comparison_table(table: Table, name: str) -> TextTable:
@@ -446,10 +446,10 @@ def resolution_notes(table: Table) -> list[str]:
             else "seeds, so the statements are about these settings alone"
         )
         notes.append(
-            f"{PLACE.capitalize()}: {PLACE_LEVEL:.0%} interval of the place in the order by {over}; "
+            f"{PLACE.capitalize()}: {100 * PLACE_LEVEL:.0f} % interval of the place in the order by {over}; "
             f"{FIRST}: probability of being first. Rows that share a letter cannot be told apart: the "
-            f"{LEVEL:.0%} interval of their difference contains 0. By a paired bootstrap over {drawn} "
-            f"({DRAWS} draws)."
+            f"{100 * LEVEL:.0f} % interval of their difference contains 0. By a paired bootstrap over "
+            f"{drawn} ({DRAWS} draws)."
         )
     elif sum(row.average is not None for row in table.rows) > 1:
         notes.append("No place, because the noise is unknown: a setting needs two seeds.")

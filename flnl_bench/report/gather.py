@@ -12,7 +12,7 @@ from typing import Any
 from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, run_cost
 from flnl_bench.leaderboards.pandas_api import Results
 from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
-from flnl_bench.leaderboards.render import DIVERGED_NOTE
+from flnl_bench.leaderboards.render import DIVERGED_NOTE, FIRST, OWN, PLACE, resolution_notes
 from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
@@ -116,6 +116,7 @@ class Report:
             ],
             "labels": self.method_slugs,
             "diverged": DIVERGED_NOTE,
+            "columns": {"place": PLACE, "first": FIRST, "own": OWN},
             "tables": [self._table(table) for table in self.tables],
         }
 
@@ -123,6 +124,7 @@ class Report:
         protocol, config = table.protocol, table.protocol.config
         text, comparable = both_protocols(table)
         cells = agreements(table)
+        accuracies = dict(zip(METRICS, (table, self.best[protocol.title]), strict=True))
         order = cells.get(OVERALL)
         return {
             "title": protocol.title,
@@ -132,6 +134,9 @@ class Report:
             "line": protocol.line,
             "settings": table.settings,
             "scored": table.scored,
+            "standings": {name: dict(numbered.standings) for name, numbered in accuracies.items()},
+            "detectable": {name: numbered.detectable for name, numbered in accuracies.items()},
+            "resolution": resolution_notes(table),
             "alarms": table.alarms,
             "paper": {"text": text, "comparable": comparable},
             "order": order
@@ -144,6 +149,7 @@ class Report:
             "rows": [
                 {
                     "label": row.label,
+                    "own": row.own and not all(other.own for other in table.rows),
                     "runs": [self._run(record) for record in row.records],
                     "paper": {
                         metric: {name: [cell.mean, cell.std] for name, cell in cells.items()}

@@ -142,23 +142,33 @@
     return { metric, sign, settings, over, lines };
   };
 
-  // Only numbers over the most seeds compete; if that is one number, nothing is marked.
+  // Only numbers over the most seeds compete; none is second next to two best, and the last is never second.
   const marks = ({ metric, sign, lines }, column) => {
     const most = Math.max(0, ...lines.map((line) => (line.cells[column] ? line.cells[column].count : 0)));
     const values = lines.map((line) => (line.cells[column] && line.cells[column].count === most ? score(line.cells[column], sign, metric.digits) : null));
     const known = values.filter((value) => value !== null);
-    const places = unique(known).filter((value) => value > -Infinity).sort((a, b) => b - a);
-    return values.map((value) => (known.length < 2 || value === null ? "" : value === places[0] ? "best" : value === places[1] ? "second" : ""));
+    const places = unique(known).sort((a, b) => b - a);
+    const best = known.length > 1 && places[0] > -Infinity ? places[0] : null;
+    const second = places.length > 2 && known.filter((value) => value === places[0]).length === 1 && places[1] > -Infinity ? places[1] : null;
+    return values.map((value) => (value === null ? "" : value === best ? "best" : value === second ? "second" : ""));
   };
 
   // -- tables ----------------------------------------------------------------------------------------
   const key = (line, column) => {
     if (column === "method") return line.row.label;
     if (column === "rank") return line.rank;
+    if (column === board.columns.place || column === board.columns.first) {
+      if (!line.standing) return null;
+      return column === board.columns.place ? line.standing[0] + line.standing[1] / 1000 : line.standing[2];
+    }
     return line.cells[column] ? line.cells[column].mean : null;
   };
   const sorted = (view, sort) => {
-    if (!sort) return view.lines;
+    if (!sort) { // by Avg; rows without it and diverged ones come last
+      const main = (line) => line.complete && (line.cells.Avg || line.cells[view.over[0]]);
+      const value = (line) => (main(line) ? score(main(line), view.sign, 9) : null);
+      return [...view.lines].sort((a, b) => (value(a) === null) - (value(b) === null) || (value(a) === value(b) ? 0 : value(b) - value(a)));
+    }
     const direction = sort.direction === "ascending" ? 1 : -1;
     return [...view.lines].sort((a, b) => {
       const [x, y] = [key(a, sort.column), key(b, sort.column)];
@@ -198,27 +208,41 @@
       return over.every(has) ? { mean: mean(over.map((setting) => theirs[setting][0])), std: null, count: 99, diverged: [] } : null;
     };
     const cells = columns.map((name) => (name === "rank" ? el("td") : cell(value(name), "", 2, 0)));
-    return [el("tr", { class: "paper" }, el("th", { scope: "row", text: "the paper" }), ...cells)];
+    return [el("tr", { class: "paper below" }, el("th", { scope: "row", text: "the paper" }), ...cells)];
   };
   const tableOf = (table, number_) => {
     const view = compute(table);
     if (!view.lines.length) return null;
-    const columns = [...view.settings, ...(view.over.length > 1 ? ["Avg"] : []), "rank"];
+    // Places are of the whole table: a filter would change them.
+    const whole = ["setting", "method", "seed"].every((what) => !state.hidden[what].size);
+    const standings = (whole && table.standings[state.metric]) || {};
+    const { place: PLACE, first: FIRST } = board.columns;
+    for (const line of view.lines) line.standing = standings[line.row.label];
+    const placed = Object.keys(standings).length ? [PLACE, FIRST] : [];
+    const columns = [...view.settings, ...(view.over.length > 1 ? ["Avg"] : []), "rank", ...placed];
     const marked = Object.fromEntries(columns.map((column) => [column, marks(view, column)]));
     const bestRank = Math.min(...view.lines.filter((line) => line.rank !== null && !line.diverged.length).map((line) => line.rank));
     const most = Math.max(...view.lines.flatMap((line) => Object.values(line.cells).map((c) => (c ? c.count : 0))));
     const body = sorted(view, state.sort[number_]).flatMap((line) => {
       const place = view.lines.indexOf(line);
       const entries = columns.map((column) => {
+        const { standing } = line;
+        if (column === PLACE) return el("td", { text: standing ? `${standing[0]}${standing[1] > standing[0] ? `–${standing[1]}` : ""} ${standing[3]}`.trim() : "" });
+        if (column === FIRST) return el("td", { text: standing ? standing[2].toFixed(2) : "" });
         if (column !== "rank") return cell(line.cells[column], marked[column][place], view.metric.digits, most);
         if (line.rank === null) return el("td");
         const best = view.lines.length > 1 && line.rank === bestRank && !line.diverged.length;
-        return el("td", {}, el(best ? "b" : "span", { text: line.rank.toFixed(2) }), line.diverged.length ? el("sup", { text: `✗${line.diverged.length}` }) : null);
+        const tied = view.lines.filter((l) => l.rank !== null && l.rank.toFixed(2) === line.rank.toFixed(2)).length > 1;
+        return el("td", {}, el(best ? "b" : "span", { text: line.rank.toFixed(2) }), tied ? el("sup", { text: "=" }) : null, line.diverged.length ? el("sup", { text: `✗${line.diverged.length}` }) : null);
       });
       const link = el("a", { href: `methods/${board.labels[line.row.label]}.html`, text: line.row.label });
-      const own = el("tr", {}, el("th", { scope: "row" }, link), ...entries);
+      const mark = line.row.own ? `${board.columns.own} ` : "";
+      const own = el("tr", {}, el("th", { scope: "row" }, mark, link), ...entries);
       return [own, ...(state.paper ? paperRow(line, columns, view.over) : [])];
     });
+    const detectable = (whole && table.detectable[state.metric]) || {};
+    if (Object.keys(detectable).length) body.push(el("tr", { class: "below" }, el("th", { scope: "row", text: "detectable" }),
+      ...columns.map((column) => el("td", { text: column in detectable ? number(detectable[column], view.metric.digits) : "" }))));
     const parts = [el("h2", { text: table.title }), el("p", { text: `${table.line}.` })];
     for (const text of table.alarms) parts.push(el("p", { class: "alarm", text: `⚠ ${text}` }));
     const compared = state.paper && table.rows.some((row) => Object.keys(row.paper[state.metric] || {}).length);
@@ -230,6 +254,9 @@
     const notes = [`${help}; ${view.metric.higher ? "higher" : "lower"} is better. Rank${view.over.length > 1 ? " and Avg" : ""}: over ${view.over.join(", ")}.`];
     if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.count < most))) notes.push(`†n: over n seeds instead of ${most}.`);
     if (view.lines.some((line) => Object.values(line.cells).some((c) => c && c.diverged.length))) notes.push(board.diverged);
+    if (whole && state.metric in table.standings) notes.push(...table.resolution);
+    if (view.lines.some((line) => line.rank !== null && view.lines.filter((l) => l.rank === line.rank).length > 1)) notes.push("=: the same rank as another row.");
+    if (view.lines.some((line) => line.row.own)) notes.push(`${board.columns.own}: not a method of this package.`);
     if (table.order && (state.metric === "last10")) notes.push(
       `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
     parts.push(el("p", { class: "note", text: notes.join(" ") }));
