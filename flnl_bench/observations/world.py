@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -188,18 +188,18 @@ def _measured(
     known = {} if fresh else _read(folder / name)
     if not {*moments} <= known.keys():
         make_writable(folder)  # before the training
-        known |= {row["rounds"]: row for row in _train(runner, moments, report)}
-        content = {"config": config.as_dict(), "numbers": NUMBERS_VERSION, "rows": list(known.values())}
-        replace_file(folder / name, json_text(content) + "\n")
+        for row in _train(runner, moments, report):
+            known[row["rounds"]] = row  # kept even if a later round is interrupted
+            content = {"config": config.as_dict(), "numbers": NUMBERS_VERSION, "rows": list(known.values())}
+            replace_file(folder / name, json_text(content) + "\n")
     return [known[moment] for moment in moments]
 
 
-def _train(runner: Runner, moments: Sequence[int], report: WorldCallback) -> list[Observed]:
+def _train(runner: Runner, moments: Sequence[int], report: WorldCallback) -> Iterator[Observed]:
     config, scenario = runner.config, runner.scenario
     everything = np.concatenate(scenario.clients)
     names = {name: config.names[name] for name in ROW_NAMES if name != "rounds"}
     engine = Engine(runner.method, runner.dataset, scenario, config.training, config.seed, runner.devices)
-    rows: list[Observed] = []
     with contextlib.closing(engine):
         while engine.round < moments[-1]:
             accuracy = engine.run_round().accuracy
@@ -207,8 +207,7 @@ def _train(runner: Runner, moments: Sequence[int], report: WorldCallback) -> lis
             if engine.round in moments:
                 logits = engine.executor.logits(engine.server.weights, "train", everything).cpu().numpy()
                 seen = observables(logits, scenario.given[everything], scenario.true[everything])
-                rows.append(finite({**names, "rounds": engine.round, "accuracy": accuracy, **seen}))
-    return rows
+                yield finite({**names, "rounds": engine.round, "accuracy": accuracy, **seen})
 
 
 def _read(path: Path) -> dict[int, Observed]:
