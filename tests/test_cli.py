@@ -318,6 +318,7 @@ def test_the_handler_of_sigterm_is_put_back():
 def test_numbers_are_written_for_people():
     assert [with_prefix(n, "B") for n in (12, 1234, 5_600_000)] == ["12 B", "1.2 kB", "5.6 MB"]
     assert [duration(s) for s in (0.31, 41, 185, 7800)] == ["0.3 s", "41 s", "3 min 5 s", "2 h 10 min"]
+    assert [duration(3600 * h) for h in (47, 291, 244395)] == ["47 h 0 min", "12 d 3 h", "10,183 d 3 h"]
 
 
 def test_curves_fit_their_width_and_keep_their_ends():

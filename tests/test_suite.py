@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from command_line import flnl
 from rich.console import Console
 from suite_grids import GOOD, TINY, grid_of
@@ -24,6 +26,7 @@ from flnl_bench.suite.launchers import capacity, cpus_of
 from flnl_bench.suite.progress import (
     Progress,
     SuiteProgress,
+    _probe,
     code_warnings,
     estimate_time,
     fedavg_samples,
@@ -232,6 +235,34 @@ def test_the_time_of_a_suite_is_known_from_finished_runs(tmp_path):
     time_left = estimate_time(SuiteProgress.of(plans), tmp_path, jobs=2)
     assert time_left.seconds == pytest.approx(4.0)
     assert time_left.source == f"1 finished run in {tmp_path}"
+
+
+def test_runs_of_another_machine_do_not_give_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnl_bench.suite.progress._probe", lambda config: 0.001)
+    file = write_run(tmp_path, setting="clean", training={"rounds": 4}) / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"imported": {"file": "theirs.zip"}}))
+    time_left = estimate_time(SuiteProgress.of(grid_of(GOOD + TINY, tmp_path)), tmp_path, jobs=2)
+    assert "finished run" not in time_left.source
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("digits", (1, 8, 8)), ("mnist", (1, 28, 28)), ("cifar100", (3, 32, 32))]
+)
+def test_a_probe_has_images_of_the_size_of_the_data_set(name, shape, tmp_path, monkeypatch):
+    asked = []
+
+    def network(model, channels, classes, norm):
+        asked.append(channels)
+        first = torch.nn.Flatten()
+        first.register_forward_pre_hook(lambda module, inputs: asked.append(tuple(inputs[0].shape[1:])))
+        return torch.nn.Sequential(first, torch.nn.LazyLinear(classes))
+
+    monkeypatch.setattr("flnl_bench.suite.progress.PROBE_SECONDS", 0.0)
+    monkeypatch.setattr("flnl_bench.models.make_network", network)
+    (plan,) = grid_of(f'methods = ["fedavg"]\nsettings = ["clean"]\ndatasets = ["{name}"]', tmp_path)
+    assert _probe(plan.config) > 0
+    assert asked[0] == shape[0]
+    assert set(asked[1:]) == {shape}
 
 
 def test_without_finished_runs_a_probe_gives_the_time(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
@@ -22,7 +22,9 @@ from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 HYPER = "hyperparameters."  # prefix of the names of hyper-parameters
 NUMBERS = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")  # of a summary
 CURVE_WIDTH = 72  # characters, at most
-RunName = typer.Argument(metavar="RUN", help="Run directory, run.json, or the end of its name.")
+RunName = typer.Argument(
+    metavar="RUN", help="Run directory, run.json, or the end of its name.", autocompletion=completion.runs
+)
 
 
 def compare_command(

@@ -130,7 +130,7 @@ def with_prefix(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time span in its two largest units: 41 s, 3 min 5 s, 2 h 10 min."""
+    """Write a time span in its two largest units: 41 s, 3 min 5 s, 2 h 10 min, 12 d 3 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     rounded = round(seconds)
@@ -138,7 +138,9 @@ def duration(seconds: float) -> str:
         return f"{rounded} s"
     if rounded < 3600:
         return f"{rounded // 60} min {rounded % 60} s"
-    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+    if rounded < 2 * 86400:
+        return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+    return f"{rounded // 86400:,} d {rounded % 86400 // 3600} h"
 
 
 Watch = Callable[[Mapping[str, Any]], None]  # called with each finished round

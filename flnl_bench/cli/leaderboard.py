@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, stdout
 from flnl_bench.cli.options import flag, option
 from flnl_bench.cli.results import Folder, note_unfinished, warn_files
@@ -28,6 +28,7 @@ def leaderboard_command(
             "last10 (mean of the last ten rounds), best (the best round), cost, rounds, bytes, passes or "
             "seconds (with --at), or a diagnostic of the last round: memorised, sieve_f_score, "
             "noise_ratio_correlation, …",
+            autocompletion=completion.metrics,
         ),
     ] = "last10",
     method: options.OnlyMethod = None,
@@ -86,7 +87,15 @@ def leaderboard_command(
     no_spread: Annotated[bool, flag(OUTPUT, "Show means without ±.", "--no-spread")] = False,
     no_notes: Annotated[bool, flag(OUTPUT, "Leave out the notes below the table.", "--no-notes")] = False,
     kind: Annotated[
-        str | None, option(OUTPUT, "NAME", f"{FORMAT_HELP}.", "--format", default="that of FILE, else table")
+        str | None,
+        option(
+            OUTPUT,
+            "NAME",
+            f"{FORMAT_HELP}.",
+            "--format",
+            default="that of FILE, else table",
+            autocompletion=completion.formats,
+        ),
     ] = None,
     output: Annotated[
         Path | None, option(OUTPUT, "FILE", "Write this file instead of stdout.", "--output", "-o")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from flnl_bench.cli import completion
 from flnl_bench.config import Training, check_seeds
 from flnl_bench.errors import BadInput, unknown
 
@@ -30,13 +31,33 @@ def flag(panel: str, text: str, name: str) -> Any:
 
 
 DatasetName = Annotated[
-    str | None, option(SCENARIO, "NAME", "Data set; `flnl-bench list datasets` shows all.", default="digits")
+    str | None,
+    option(
+        SCENARIO,
+        "NAME",
+        "Data set; `flnl-bench list datasets` shows all.",
+        default="digits",
+        autocompletion=completion.datasets,
+    ),
 ]
 PartitionName = Annotated[
-    str | None, option(SCENARIO, "NAME", "Who holds which images; `list partitions`.", default="iid")
+    str | None,
+    option(
+        SCENARIO,
+        "NAME",
+        "Who holds which images; `list partitions`.",
+        default="iid",
+        autocompletion=completion.partitions,
+    ),
 ]
 SettingName = Annotated[
-    str | None, option(SCENARIO, "NAME", "Label noise, as in sym-1.0; needed unless --scenario is given.")
+    str | None,
+    option(
+        SCENARIO,
+        "NAME",
+        "Label noise, as in sym-1.0; needed unless --scenario is given.",
+        autocompletion=completion.settings,
+    ),
 ]
 Clients = Annotated[int | None, option(SCENARIO, "K", "Number of clients.", default="preset")]
 Samples = Annotated[
@@ -48,7 +69,14 @@ ScenarioFile = Annotated[
     option(SCENARIO, "FILE", "Use an exported scenario instead of these options.", "--scenario"),
 ]
 PresetName = Annotated[
-    str, option(PROTOCOL, "NAME", "quick, medium, paper or FILE.toml; `list presets`.", "--preset")
+    str,
+    option(
+        PROTOCOL,
+        "NAME",
+        "quick, medium, paper or FILE.toml; `list presets`.",
+        "--preset",
+        autocompletion=completion.presets,
+    ),
 ]
 PluginFiles = Annotated[
     list[Path] | None,
@@ -58,7 +86,13 @@ PluginFiles = Annotated[
 ]
 Trackers = Annotated[
     list[str] | None,
-    option(FILES, "NAME", "Show the run elsewhere; `list trackers`; repeatable.", "--tracker"),
+    option(
+        FILES,
+        "NAME",
+        "Show the run elsewhere; `list trackers`; repeatable.",
+        "--tracker",
+        autocompletion=completion.trackers,
+    ),
 ]
 SaveModel = Annotated[bool, flag(FILES, "Keep the final and the best global weights.", "--save-model")]
 DataDir = Annotated[
@@ -66,15 +100,15 @@ DataDir = Annotated[
 ]
 
 
-def _only(what: str) -> Any:
-    return option(ONLY, "NAME", f"Only this {what}; may be repeated.")
+def _only(what: str, names: Callable[[str], list[str]]) -> Any:
+    return option(ONLY, "NAME", f"Only this {what}; may be repeated.", autocompletion=names)
 
 
-OnlyMethod = Annotated[list[str] | None, _only("method or variant")]
-OnlyDataset = Annotated[list[str] | None, _only("data set")]
-OnlyPartition = Annotated[list[str] | None, _only("partition")]
-OnlySetting = Annotated[list[str] | None, _only("setting")]
-OnlyPreset = Annotated[list[str] | None, _only("preset")]
+OnlyMethod = Annotated[list[str] | None, _only("method or variant", completion.methods)]
+OnlyDataset = Annotated[list[str] | None, _only("data set", completion.datasets)]
+OnlyPartition = Annotated[list[str] | None, _only("partition", completion.partitions)]
+OnlySetting = Annotated[list[str] | None, _only("setting", completion.settings)]
+OnlyPreset = Annotated[list[str] | None, _only("preset", completion.presets)]
 OnlySeed = Annotated[list[int] | None, option(ONLY, "N", "Only this seed; may be repeated.")]
 Json = Annotated[bool, flag(FILES, "Print exactly one JSON object on stdout.", "--json")]
 

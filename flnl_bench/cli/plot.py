@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, waiting
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.show import RUNS
@@ -38,7 +38,11 @@ DRAWING = "Drawing"
 def plot_command(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help="; ".join(f"{name}: {text}" for name, text in PLOT_HELP.items())),
+        typer.Argument(
+            metavar="KIND",
+            help="; ".join(f"{name}: {text}" for name, text in PLOT_HELP.items()),
+            autocompletion=completion.plots,
+        ),
     ],
     output: Annotated[
         Path, option(FILES, "FILE", "Write this file: .png, .svg or .pdf.", "--output", "-o", default=False)

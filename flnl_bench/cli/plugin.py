@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, print_json, waiting
 from flnl_bench.cli.options import FILES, METHOD, option, parse_changes
 from flnl_bench.errors import BadInput, unknown
@@ -51,6 +51,7 @@ def check(
         typer.Argument(
             metavar="[NAME|FILE]",
             help="A method or other entry, a plugin, or a Python file.",
+            autocompletion=completion.methods,
             show_default="all plugins but our own",
         ),
     ] = None,

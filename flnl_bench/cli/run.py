@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import (
     Interrupted,
     note,
@@ -54,7 +54,13 @@ def run_command(
         typer.Argument(metavar="[FILE]", help="Run file: these options in TOML; what is given here wins."),
     ] = None,
     method: Annotated[
-        str | None, option(METHOD, "NAME", "Method or variant; `flnl-bench list methods` shows all.")
+        str | None,
+        option(
+            METHOD,
+            "NAME",
+            "Method or variant; `flnl-bench list methods` shows all.",
+            autocompletion=completion.methods,
+        ),
     ] = None,
     plugin: options.PluginFiles = None,
     set: Annotated[
@@ -72,7 +78,14 @@ def run_command(
     ] = None,
     scenario: options.ScenarioFile = None,
     preset: Annotated[
-        str | None, _protocol("NAME", "quick, medium, paper or FILE.toml; `list presets`.", default="quick")
+        str | None,
+        option(
+            PROTOCOL,
+            "NAME",
+            "quick, medium, paper or FILE.toml; `list presets`.",
+            default="quick",
+            autocompletion=completion.presets,
+        ),
     ] = None,
     rounds: Annotated[int | None, _protocol("N", "Rounds.")] = None,
     fraction: Annotated[float | None, _protocol("F", "Share of the clients per round.")] = None,
@@ -82,7 +95,12 @@ def run_command(
     epochs: Annotated[int | None, _protocol("E", "Local epochs.")] = None,
     batch_size: Annotated[int | None, _protocol("B", "Local batch size.")] = None,
     lr: Annotated[float | None, _protocol("X", "Local learning rate.")] = None,
-    model: Annotated[str | None, _protocol("NAME", "Network; `list models`.")] = None,
+    model: Annotated[
+        str | None,
+        option(
+            PROTOCOL, "NAME", "Network; `list models`.", default="preset", autocompletion=completion.models
+        ),
+    ] = None,
     norm: Annotated[str | None, _protocol("NAME", "Normalisation: batch or group.")] = None,
     pretrained: Annotated[
         bool | None, _protocol("", "Start from ImageNet weights (resnet50).", "--pretrained/--no-pretrained")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import decimal, duration, facts, percent, print_json, stdout, table
 from flnl_bench.cli.outcome import (
     best_round,
@@ -73,16 +73,25 @@ def show_command(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="Run directory, run.json, or the end of a name below results/runs."
+            metavar="RUN",
+            help="Run directory, run.json, or the end of a name below results/runs.",
+            autocompletion=completion.runs,
         ),
     ],
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET]", help="After the word `preset`: quick, medium, paper or a file."),
+        typer.Argument(
+            metavar="[PRESET]",
+            help="After the word `preset`: quick, medium, paper or a file.",
+            autocompletion=completion.presets,
+        ),
     ] = None,
     dataset: options.DatasetName = None,
     method: Annotated[
-        str | None, options.option(options.METHOD, "NAME", "With `preset`: only this method.")
+        str | None,
+        options.option(
+            options.METHOD, "NAME", "With `preset`: only this method.", autocompletion=completion.methods
+        ),
     ] = None,
     plugin: options.PluginFiles = None,
     as_json: options.Json = False,

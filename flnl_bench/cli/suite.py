@@ -16,7 +16,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import (
     Interrupted,
     duration,
@@ -53,6 +53,7 @@ def suite_command(
         typer.Argument(
             metavar="[plan] NAME|FILE",
             help="A name of `flnl-bench list suites`, or a suite file; after `plan`: seeds it needs.",
+            autocompletion=completion.suites,
             show_default=False,
         ),
     ],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from flnl_bench.cli import options
+from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, print_json, stdout, table, waiting
 from flnl_bench.cli.options import option
 from flnl_bench.cli.show import find_run
@@ -35,6 +35,7 @@ def verify_command(
         typer.Argument(
             metavar="RUN|DIR|ARCHIVE",
             help="A run, as for `show`; a results folder; an archive (.zip); or the word `published`.",
+            autocompletion=completion.runs,
         ),
     ],
     sample: Annotated[

@@ -141,6 +141,7 @@ CLOTHING1M = DatasetKind(
     load_clothing1m,
     classes=14,
     train_images=1_000_000,
+    image_shape=(3, 224, 224),
     source="clothing1m/ in the data folder",
     files=_image_files,
 )

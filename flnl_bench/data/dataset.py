@@ -31,6 +31,7 @@ class DatasetKind:
     load: Callable[[Path, LoadProgress | None], Dataset]  # from the data folder, or from PATH
     classes: int | None = None  # None: known after loading
     train_images: int | None = None  # for estimates of cost; None: known after loading
+    image_shape: tuple[int, int, int] | None = None  # channels, height, width; for estimates of time
     source: str = ""  # where the data come from
     offline: bool = False  # loads on a machine that was never online
     takes_path: bool = False

@@ -363,6 +363,7 @@ DOWNLOADED_KINDS = tuple(
         functools.partial(load_download, name),
         classes=len(facts.classes),
         train_images=facts.train_images,
+        image_shape=(1, 28, 28) if "mnist" in name else (3, 32, 32),
         source=f"downloaded by torchvision, or {name}.npz in the data folder",
         files=functools.partial(_image_files, name),
     )
@@ -375,6 +376,7 @@ HUMAN_LABEL_KINDS = tuple(
         functools.partial(load_human, name),
         classes=len(TORCHVISION[labels.images].classes),
         train_images=TORCHVISION[labels.images].train_images,
+        image_shape=(3, 32, 32),
         source=f"{labels.npz} or the published {labels.published} in the data folder",
         files=functools.partial(_image_files, labels.images),
     )

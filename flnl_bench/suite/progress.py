@@ -188,8 +188,12 @@ def _key(config: RunConfig) -> tuple[str, str, str, str]:
 
 
 def _measured(out: Path) -> tuple[dict[tuple[str, ...], float], int]:
-    """Return seconds per sample of FedAvg by `_key`, those of all methods with "" as the method."""
-    records = [record for record in read_runs(out)[0] if record.done] if out.is_dir() else []
+    """Return seconds per sample of FedAvg by `_key`, those of all methods with "" as the method.
+
+    Imported runs do not count: another machine made them.
+    """
+    finished = [record for record in read_runs(out)[0] if record.done] if out.is_dir() else []
+    records = [record for record in finished if not record.imported]
     rates: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for record in records:
         method, *rest = _key(record.config)
@@ -203,7 +207,7 @@ def _measured(out: Path) -> tuple[dict[tuple[str, ...], float], int]:
 def _probe(config: RunConfig) -> float:
     """Measure the seconds per sample in which this machine trains the network.
 
-    Images have the size of CIFAR's, unless those of the data set are at hand without a download.
+    Images have the size of the data set's, or of CIFAR's where it is not known.
     """
     import torch
 
@@ -212,8 +216,9 @@ def _probe(config: RunConfig) -> float:
 
     device, training = torch.device(config.device), config.training
     configure_torch(device, training.precision)
-    shape: tuple[int, ...] = (3, 32, 32)
-    if find_dataset(config.dataset).offline:
+    kind = find_dataset(config.dataset)
+    shape: tuple[int, ...] = kind.image_shape or (3, 32, 32)
+    if kind.offline:
         shape = tuple(load_dataset(config.dataset).train_x.shape[1:])
     network = make_network(training.model, channels=shape[0], classes=10, norm=training.norm).to(device)
     images = torch.zeros(PROBE_BATCH, *shape, device=device)
