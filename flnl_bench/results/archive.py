@@ -295,7 +295,7 @@ def _decompressed(name: str, data: bytes) -> bytes:
     reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LARGEST_DICTIONARY)
     content = reader.decompress(data, limit)
     if not reader.eof or reader.unused_data:
-        raise ValueError(f"{name} is torn, or unpacks to more than {limit // MB} MB")
+        raise ValueError(f"{name} is incomplete, or unpacks to more than {limit // MB} MB")
     return content
 
 
