@@ -14,7 +14,7 @@ from suite_grids import GOOD, TINY, grid_of
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput
 from flnl_bench.results import lock
-from flnl_bench.results.lock import BEAT, STALE, Busy, Claim, claimed, owner, remote_claim
+from flnl_bench.results.lock import BEAT, REBOOTED, STALE, Busy, Claim, claimed, owner, remote_claim
 from flnl_bench.running.resolve import prepare
 from flnl_bench.suite.progress import SuiteProgress
 
@@ -34,7 +34,7 @@ def test_a_run_has_one_owner_at_a_time(tmp_path):
 def leave_claim(folder, age, **about):
     """Write the claim of a process that died `age` seconds ago, without its lock."""
     path = folder / ".claim"
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "theirs", **about}))
+    path.write_text(json.dumps({"host": "elsewhere", "boot": "other", "pid": 1, "token": "theirs", **about}))
     then = path.stat().st_mtime - age
     os.utime(path, (then, then))
 
@@ -52,13 +52,39 @@ def test_the_claim_of_another_machine_counts_until_it_is_stale(tmp_path):
 
 def test_the_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
     with claimed(tmp_path) as claim:
-        here = claim.about["host"]
+        here = {name: claim.about[name] for name in ("host", "boot")}
     dead = subprocess.Popen(["true"])
     dead.wait()
-    leave_claim(tmp_path, 0, host=here, pid=dead.pid)
+    leave_claim(tmp_path, 0, **here, pid=dead.pid)
     assert owner(tmp_path) is None
     with claimed(tmp_path):
         pass
+
+
+def test_a_container_with_the_same_name_is_another_machine(tmp_path):
+    leave_claim(tmp_path, 0, host=platform.node(), boot="of another host")
+    assert owner(tmp_path) == f"process 1 on {platform.node()}"
+    with pytest.raises(Busy), claimed(tmp_path):
+        pass
+
+
+def test_the_claim_of_this_machine_before_a_restart_counts_for_minutes_only(tmp_path):
+    leave_claim(tmp_path, REBOOTED + 1, host=platform.node(), boot="before")
+    assert owner(tmp_path) is None
+    with claimed(tmp_path) as claim:
+        claim.check()
+
+
+def test_a_container_of_this_host_shares_its_locks_whatever_its_name(tmp_path):
+    leave_claim(tmp_path, 0, host="a container", boot=lock.boot())
+    assert owner(tmp_path) is None  # nobody holds the lock, so its process is dead
+    with claimed(tmp_path):
+        pass
+
+
+def test_where_the_kernel_has_no_boot_id_the_name_decides(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BOOT_ID", tmp_path / "none")
+    assert lock.boot() == platform.node()
 
 
 def test_an_owner_detects_that_its_run_was_taken_over_and_leaves_the_claim_alone(tmp_path):
@@ -93,7 +119,9 @@ def test_a_claim_that_is_released_while_it_is_read_does_not_count(tmp_path, monk
 
 
 def test_a_process_that_reuses_the_number_of_a_dead_owner_is_not_the_owner(tmp_path):
-    leave_claim(tmp_path, 0, host=platform.node(), pid=os.getpid())  # alive, and has no lock
+    leave_claim(
+        tmp_path, 0, host=platform.node(), boot=lock.boot(), pid=os.getpid()
+    )  # alive, and has no lock
     assert owner(tmp_path) is None
     with claimed(tmp_path):
         assert owner(tmp_path) == f"process {os.getpid()} on {platform.node()}"

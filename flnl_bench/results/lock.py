@@ -1,10 +1,14 @@
 """One process at a time works on a run: the lock of its folder, for all machines that share the folder.
 
-The owner holds a kernel lock on `.lock` while it works, so the lock of a dead owner ends at once. On a shared
-file system, a kernel lock may hold on one machine only. Therefore `.claim` names the owner, which touches the
-file every BEAT seconds. A claim of another machine counts until it was not touched for STALE seconds; it does
-not count if its time is in the future. An owner whose run was taken over (its machine slept) detects that
-before it writes the next round. Process numbers are only shown to users: the kernel gives them out again.
+The owner holds a kernel lock on `.lock` while it works, so the lock of a dead owner ends at once. On a
+shared file system, a kernel lock may hold on one machine only. Therefore `.claim` names the owner, which
+touches the file every BEAT seconds. A claim of another machine counts until it was not touched for STALE
+seconds; it does not count if its time is in the future. Machines are told apart by the id of their kernel's
+boot, not by their names: containers on different hosts may have the same name, and containers of one host
+share its locks. A claim with this machine's name and another boot is that of such a container, or of this
+machine before a restart: it counts for REBOOTED seconds. An owner whose run was taken over (its machine
+slept) detects that before it writes the next round. Process numbers are only shown to users: the kernel
+gives them out again.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,8 @@ from flnl_bench.atomic_files import write_new
 from flnl_bench.errors import BadInput
 
 BEAT, STALE = 60.0, 600.0
+REBOOTED = 3 * BEAT
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of Linux
 GRACE = 0.2  # seconds to wait for a lock: `owner` holds it for a moment
 
 
@@ -53,20 +59,33 @@ def claimed(folder: Path) -> Iterator[Claim]:
         lock.release()
 
 
+def boot() -> str:
+    """Return an id of this kernel's boot; the name of the machine where the system has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def _remote(about: Mapping[str, Any]) -> bool:
+    """Return whether a claim is of a process that shares no kernel locks with this one."""
+    return bool(about["boot"] != boot())
+
+
 def owner(folder: Path) -> str | None:
     """Return the process that is working on a run, as text; a process may start or end at the same time."""
     about = _read(folder / ".claim")
     if about is None:
         return None
-    remote = about["host"] != platform.node()
-    working = _fresh(folder / ".claim", time.time()) if remote else _locked(folder / ".lock")
+    path = folder / ".claim"
+    working = _fresh(path, time.time(), about) if _remote(about) else _locked(folder / ".lock")
     return _process(about) if working else None
 
 
 def remote_claim(folder: Path) -> str | None:
     """Return a note if another machine claims the run: its process may be dead."""
     about = _read(folder / ".claim")
-    if about is None or about["host"] == platform.node() or not owner(folder):
+    if about is None or not _remote(about) or not owner(folder):
         return None
     return (
         f"{_process(about)} is working on {folder}; if it is not, remove {folder / '.claim'}, or wait: the "
@@ -79,7 +98,7 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / ".claim"
-        self.about = {"host": platform.node(), "pid": os.getpid(), "token": uuid.uuid4().hex}
+        self.about = {"host": platform.node(), "boot": boot(), "pid": os.getpid(), "token": uuid.uuid4().hex}
         self._released = threading.Event()
 
     def take(self) -> None:
@@ -96,10 +115,10 @@ class Claim:
         """Return whether another machine holds the run.
 
         `now` is the time of the file server, so the clocks of the machines do not matter. A claim of this
-        machine is that of a dead process: this process holds the lock.
+        boot is that of a dead process: this process holds the lock.
         """
         other = _read(self.path)
-        return other is not None and other["host"] != platform.node() and _fresh(self.path, now)
+        return other is not None and _remote(other) and _fresh(self.path, now, other)
 
     def check(self) -> None:
         """Raise Busy if another process has taken the run over, or its files were removed."""
@@ -130,15 +149,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Read a claim; None if there is none, or an incomplete one."""
     try:
         about = json.loads(path.read_bytes())
-        return {name: about[name] for name in ("host", "pid", "token")}
+        return {name: about[name] for name in ("host", "boot", "pid", "token")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _fresh(path: Path, now: float) -> bool:
-    """Return whether a claim was touched in the last STALE seconds, and not in the future."""
+def _fresh(path: Path, now: float, about: Mapping[str, Any]) -> bool:
+    """Return whether a claim was touched recently, and not in the future."""
+    longest = REBOOTED if about["host"] == platform.node() else STALE
     try:
-        return -BEAT < now - path.stat().st_mtime < STALE
+        return -BEAT < now - path.stat().st_mtime < longest
     except OSError:  # released since it was read
         return False
 
