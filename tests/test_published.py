@@ -17,7 +17,7 @@ from command_line import flnl
 from flnl_methods.fedprox import FedProx
 from synthetic_runs import write_run as write_any_run
 
-from benchmarks import pages
+from benchmarks import pages, publish
 from flnl_bench.cli.outcome import as_object
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.results import published
@@ -347,3 +347,29 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, tmp_path, monkey
     assert (
         result == text or not published.published_runs()[0]
     )  # without published runs, a sentence stands there
+
+
+# -- publishing --------------------------------------------------------------------------------------
+def test_new_runs_join_the_published_ones_and_replace_the_same_runs(shipped, monkeypatch, capsys):
+    (shipped / "results").mkdir()
+    monkeypatch.setattr(publish, "SOURCES", shipped)
+    monkeypatch.setattr(publish, "PACKAGE", shipped / "package")
+    monkeypatch.setattr(publish.pages, "main", lambda: None)
+    (shipped / "package" / "published" / "digits.zip").rename(shipped / "results" / "digits.zip")
+    write_run(shipped / "new", "fedprox", seed=13, accuracy=65.0, all_rounds=True)
+    write_run(shipped / "new", "fedavg", seed=1, accuracy=40.0, all_rounds=True)
+    write_run(shipped / "new", "fedavg", seed=2, accuracy=40.0, status="running")
+    write_run(shipped / "new", "fedavg", seed=1, accuracy=30.0, all_rounds=True, dataset="mnist")
+    publish.main([str(shipped / "new")])
+    assert "digits.zip: 3 runs, 1 of them published before" in capsys.readouterr().out
+    runs, problems = published.published_runs()
+    assert not problems
+    last10 = {(r.config.dataset, r.config.method, r.config.seed): round(r.last10) for r in runs}
+    old = {("digits", "fedprox", 1): 60}
+    assert last10 == {
+        **old,
+        ("digits", "fedprox", 13): 65,
+        ("digits", "fedavg", 1): 40,
+        ("mnist", "fedavg", 1): 30,
+    }
+    assert len(runs[-1].read_rounds()) == runs[-1].result().rounds

@@ -27,10 +27,10 @@ import flnl_bench
 from flnl_bench.atomic_files import json_text, replacing
 from flnl_bench.config import NUMBERS_VERSION
 from flnl_bench.errors import BadInput
-from flnl_bench.input_files import MB, check_unpacked, parse_json, read_npz
+from flnl_bench.input_files import MB, check_unpacked, parse_json
 from flnl_bench.results.beliefs import BELIEF_ARRAYS, check_beliefs
 from flnl_bench.results.run_folder import read_runs
-from flnl_bench.results.run_record import BELIEFS_FILE, RoundRow, RunRecord, parse_record, read_rounds
+from flnl_bench.results.run_record import BELIEFS_FILE, RoundRow, RunRecord, parse_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,9 +128,9 @@ def _content(record: RunRecord, exported: Exported) -> RunContent | None:
     path = record.folder / BELIEFS_FILE
     try:
         check_version(record)
-        rows = read_rounds(record.folder)
+        rows = record.read_rounds()
         summary = record.confirmed(rows)
-        arrays = read_npz(path, (), BELIEF_ARRAYS) if path.exists() else {}
+        arrays = record.read_beliefs((), BELIEF_ARRAYS) if record.has_beliefs else {}
         if arrays:
             check_beliefs(path, arrays, record.scenario.samples, record.config.training.clients)
     except ValueError as error:
