@@ -127,6 +127,26 @@ def test_curves_are_means_over_seeds_and_runs_have_their_own(site):
     assert curves["curves"]["memorised"] == [10.0] * 3
 
 
+def test_hyper_parameters_are_shown_once_with_ranges_and_changes(tmp_path):
+    values = {"mu": 0.5}
+    for setting in ("sym-1.0", "asym-1.0"):
+        for rounds in (3, 4):  # two tables
+            training = {"rounds": rounds}
+            write_run(
+                tmp_path / "runs", "fedprox", setting=setting, hyperparameters=values, training=training
+            )
+    assert flnl("report", tmp_path / "runs", "-o", tmp_path / "site").code == 0
+    (file,) = (tmp_path / "site" / "methods").glob("fedprox*.html")
+    text = file.read_text()
+    assert text.count(">mu</th>") == 1
+    assert "<td><strong>0.5</strong></td><td>1</td><td>float from 0</td>" in text
+
+
+def test_a_method_is_drawn_next_to_fedavg(site):
+    assert 'data-references="fedavg"' in (site / "methods" / "fedgr.html").read_text()
+    assert 'data-references=""' in (site / "methods" / "fedavg.html").read_text()
+
+
 def test_tables_to_download_are_those_of_the_leaderboard(site):
     runs = site.parent / "runs"
     for metric in ("last10", "best", "cost"):

@@ -138,6 +138,9 @@ def test_a_method_leads_to_its_charts_and_its_runs(open_page):
     page.get_by_role("link", name="fedgr").first.click()
     page.locator("figure canvas").first.wait_for()
     assert page.locator("h1").inner_text() == "fedgr"
+    legend = page.locator(".u-legend").first.inner_text()
+    assert "fedavg" in legend
+    assert "--" not in legend
     page.locator("details summary", has_text="runs").first.click()
     page.get_by_role("link", name="seed").first.click()
     page.locator("figure canvas").first.wait_for()

@@ -6,9 +6,10 @@ It opens from disk: a page requests only files of the site.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,13 @@ from flnl_bench.results.run_record import METRICS
 if TYPE_CHECKING:
     import jinja2
 
+    from flnl_bench.leaderboards.table import Row, Table
+
 STATIC = files("flnl_bench.report") / "static"
 GENERATOR = "flnl-bench report"  # in every page: such a folder may be replaced
 DOWNLOAD_TITLES = {"last10": "Last-10 accuracy", "best": "Best accuracy", COST: "Cost"}
 DOWNLOAD_FORMATS = ("csv", "md", "latex", "json")
+REFERENCES = ("fedavg", "fedavg/strong")  # drawn next to every method
 MAIN_PAGES = ("index.html", "compare.html", "cost.html")
 SUBFOLDERS = {  # with the endings of their files
     "methods": (".html",),
@@ -150,7 +154,18 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
         (site / "data" / f"{slug}.js").write_text(data, encoding="utf-8")
         rows = report.rows_of(label)
         about = about_methods.get(rows[0][1].method, {"summary": "", "reference": ""})
-        page(f"methods/{slug}.html", "method.html", label=label, slug=slug, rows=rows, about=about)
+        page(
+            f"methods/{slug}.html",
+            "method.html",
+            label=label,
+            slug=slug,
+            rows=rows,
+            about=about,
+            references=[
+                report.method_slugs[n] for n in REFERENCES if n in report.method_slugs and n != label
+            ],
+            hyperparameters=hyperparameter_lines(rows),
+        )
     for table in report.tables:
         for row in table.rows:
             for record in row.records:
@@ -173,6 +188,41 @@ def _downloads(report: Report, site: Path) -> list[tuple[str, list[str]]]:
             names.append(file)
         downloads.append((title, names))
     return downloads
+
+
+def hyperparameter_lines(rows: Sequence[tuple[Table, Row]]) -> list[dict[str, Any]]:
+    """Return name, value, default and allowed values of each hyper-parameter, over all tables of a method.
+
+    A value that differs between tables is written with the titles of its tables.
+    """
+    from flnl_bench.methods import default_methods, hyperparameters, kind_name, values_of
+    from flnl_bench.ranges import ranges_of
+
+    name = rows[0][1].method
+    registry = default_methods()
+    known = name in registry.names()  # the method of an imported run may not be installed
+    cls = registry.method_class(name) if known else None
+    kinds, ranges = (hyperparameters(cls), ranges_of(cls)) if cls else ({}, {})
+    defaults = values_of(cls()) if cls else {}
+    written = []
+    for key in dict.fromkeys(key for _, row in rows for key in row.hyperparameters):
+        values: dict[str, list[str]] = {}
+        for table, row in rows:
+            if key in row.hyperparameters:
+                values.setdefault(str(shown(row.hyperparameters[key])), []).append(table.protocol.title)
+        kind = re.sub(r"typing\.|Literal", "", kind_name(kinds[key])).replace("'", "") if key in kinds else ""
+        default = str(shown(defaults[key])) if key in defaults else ""
+        several = "; ".join(f"{value} ({', '.join(titles)})" for value, titles in values.items())
+        written.append(
+            {
+                "name": key,
+                "value": next(iter(values)) if len(values) == 1 else several,
+                "default": default,
+                "allowed": f"{kind} {ranges.get(key, '')}".strip(),
+                "changed": key in defaults and set(values) != {default},
+            }
+        )
+    return written
 
 
 def _about_methods() -> dict[str, Mapping[str, str]]:

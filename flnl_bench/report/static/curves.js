@@ -1,4 +1,4 @@
-// Charts of a method's page (one per number and table, a line per setting) and of a run's page.
+// Charts of a method's page and of a run's page. A method is drawn next to FedAvg and the control, setting by setting.
 "use strict";
 
 (function () {
@@ -10,18 +10,23 @@
       document.getElementById("charts").append(flnl.figure(flnl.titles[name], round, lines));
     }
   }
-  const slug = document.body.dataset.method;
-  if (slug) flnl.load(slug).then(({ cells }) => {
+  const { method, references } = document.body.dataset;
+  if (!method) return;
+  const slugs = [method, ...references.split(" ").filter((slug) => slug)];
+  Promise.all(slugs.map((slug) => flnl.load(slug))).then((loaded) => {
     for (const place of document.querySelectorAll(".charts[data-table]")) {
-      const here = cells.filter((cell) => cell.table === place.dataset.table);
+      const cells = (item) => item.cells.filter((cell) => cell.table === place.dataset.table);
       for (const [name, title] of Object.entries(flnl.titles)) {
-        const known = here.filter((cell) => cell.curves[name]);
-        if (!known.length || name === "loss") continue;
-        const lines = known.map((cell) => {
-          const { mean, low, high } = cell.curves[name];
-          return { label: cell.setting, place: here.indexOf(cell), values: mean, low, high };
-        });
-        place.append(flnl.figure(title, known[0].curves[name].round, lines));
+        if (name === "loss") continue;
+        for (const own of cells(loaded[0]).filter((cell) => cell.curves[name])) {
+          const lines = loaded.flatMap((item, number) => {
+            const cell = cells(item).find((other) => other.setting === own.setting && other.curves[name]);
+            if (!cell) return [];
+            const { mean, low, high } = cell.curves[name];
+            return [{ label: item.label, place: number, values: mean, ...(number ? {} : { low, high }) }];
+          });
+          place.append(flnl.figure(`${title}, ${own.setting}`, own.curves[name].round, lines));
+        }
       }
     }
   });

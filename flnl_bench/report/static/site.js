@@ -120,8 +120,11 @@ flnl.figure = (title, rounds, lines) => {
       axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }, { ...axis, size: 48 }],
       cursor: { points: { show: false }, drag: { x: false, y: false } },
       series, bands,
+      // Without a pointer the legend has the numbers of the last round.
+      hooks: { setLegend: [(u) => { if (u.legend.idx === null || u.legend.idx === undefined) u.setLegend({ idx: rounds.length - 1 }, false); }] },
     };
     plot = new uPlot(options, data, box);
+    plot.setLegend({ idx: rounds.length - 1 }, false);
     // The edges of bands need no legend, and a legend must be usable without a mouse.
     box.querySelectorAll(".u-legend .u-series").forEach((row, i) => {
       if (i && series[i].label === "") row.remove();
