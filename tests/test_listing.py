@@ -134,5 +134,5 @@ def test_the_own_hyperparameters_of_a_variant_are_listed():
 
 def test_suites_of_the_package_are_listed_with_their_files():
     suites = {row["name"]: row for row in flnl("list", "suites", "--json").json["suites"]}
-    assert {"smoke", "quick-digits", "paper-cifar10"} < suites.keys()
+    assert {"smoke", "quick-digits", "tables/fedgr-cifar10"} < suites.keys()
     assert suites["smoke"]["description"] == read_suite(Path(suites["smoke"]["file"])).description

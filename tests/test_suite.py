@@ -52,15 +52,23 @@ NINE = [
 @pytest.mark.parametrize(
     ("name", "runs"),
     [
-        ("paper-cifar10", 9 * 7 * 2 * 3),
-        ("paper-cifar100", 9 * 7 * 2 * 3),
-        ("paper-clothing1m", 8 * 1 * 2 * 3),
-        ("paper-ablations", 9 * 3 * 2 * 3),
-        ("paper-hyperparameters", (4 * 3 - 3) * 3 * 2 * 3),
+        ("tables/fedgr-cifar10", 9 * 7 * 2 * 3),
+        ("tables/fedgr-cifar100", 9 * 7 * 2 * 3),
+        ("tables/fedgr-clothing1m", 8 * 1 * 2 * 3),
+        ("tables/fedgr-ablations", 9 * 3 * 2 * 3),
+        ("tables/fedgr-hyperparameters", (4 * 3 - 3) * 3 * 2 * 3),
         ("quick-digits", 12 * 5 * 3 * 10),
         ("quick-fashion-mnist", 12 * 2 * 3 * 3),
         ("more-digits", 17 * 3 * 3 * 3),
         ("medium-cifar10", 6 * 4),
+        ("tables/fedcorr-cifar10", 6 * 4 * 2 * 3),
+        ("tables/fedcorr-cifar100", 6 * 4 * 2 * 3),
+        ("tables/fedfixer-cifar10", 6 * 3 * 2 * 3),
+        ("tables/fnbench-cifar10", 19 * 3 * 2 * 3),
+        ("tables/fnbench-cifar10n", 15 * 1 * 2 * 3),
+        ("tables/fedrg", 6 * 4 * 1 * 3 * 3),
+        ("tables/fedefc", 5 * 2 * 2 * 2 * 3),
+        ("tables/fednoro", 6 * 2 * 1 * 3),
         ("fedgr-switches", 10 * 2 * 2 * 3),
         ("smoke", 3 * 2 * 2),
     ],
@@ -71,13 +79,24 @@ def test_every_shipped_suite_is_valid_and_has_its_runs(name, runs, tmp_path):
     assert len(make_grid(suite, out=tmp_path)) == runs
 
 
+def test_a_table_says_what_it_lacks_and_may_have_another_preset(tmp_path):
+    rows = {row["name"]: row for row in flnl("list", "suites", "--json").json["suites"]}
+    assert rows["tables/fnbench-cifar10"]["missing"].keys() == {"FedELR", "AGNews"}
+    assert "Missing: Ditto: tests personal models" in rows["tables/fedefc"]["description"]
+    assert "Missing" not in rows["tables/fedgr-cifar10"]["description"]
+    ask = ["suite", "tables/fedefc", "--dry-run", "--json", "--out", tmp_path]
+    assert {run["preset"] for run in flnl(*ask).json["runs"]} == {"paper"}
+    assert {run["preset"] for run in flnl(*ask, "--preset", "quick").json["runs"]} == {"quick"}
+    assert "unknown preset 'quik'" in flnl(*ask, "--preset", "quik").errors[0]
+
+
 def test_no_shipped_suite_is_left_out():
-    assert len(shipped_suites()) == 11
+    assert len(shipped_suites()) == 19
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_the_papers_tables_have_its_axes(name):
-    suite = read_suite(Path(f"paper-{name}"))
+    suite = read_suite(Path(f"tables/fedgr-{name}"))
     assert (list(suite.methods), suite.seeds) == (NINE, (1, 13, 42))
     assert list(suite.cells) == [
         (partition, setting) for partition in ("iid", "dir-0.3") for setting in SEVEN
@@ -197,11 +216,11 @@ def test_a_dry_run_prints_runs_and_cost_and_writes_nothing(tmp_path, monkeypatch
     monkeypatch.setattr("flnl_bench.suite.progress.PROBE_SECONDS", 0.0)  # one step is enough here
     monkeypatch.setattr("flnl_bench.suite.progress.PROBE_BATCH", 2)
     out = tmp_path / "runs"
-    plan = flnl("suite", "paper-cifar10", "--dry-run", "--json", "--out", out).json
+    plan = flnl("suite", "tables/fedgr-cifar10", "--dry-run", "--json", "--out", out).json
     assert plan["counts"] == {"done": 0, "running": 0, "waiting": 378, "failed": 0}
     # 500 rounds × 10 clients × 500 samples × 10 epochs, 378 times
     assert plan["fedavg_samples"] == 378 * 500 * 10 * 500 * 10
-    text = flnl("suite", "paper-cifar10", "--dry-run", "--out", out).out
+    text = flnl("suite", "tables/fedgr-cifar10", "--dry-run", "--out", out).out
     for word in (*NINE, "dir-0.3", "378", "9.4 G", "of FedAvg"):
         assert word in text
     assert not out.exists()

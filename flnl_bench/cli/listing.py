@@ -116,10 +116,13 @@ def _suites() -> _Rows:
     """Suites of this package: many runs by one name."""
     from flnl_bench.suite.suite_file import read_suite, shipped_suites
 
-    return [
-        {"name": name, "description": read_suite(path).description, "file": str(path)}
-        for name, path in shipped_suites().items()
-    ]
+    rows: _Rows = []
+    for name, path in shipped_suites().items():
+        suite = read_suite(path)
+        lacks = "; ".join(f"{what}: {why}" for what, why in suite.missing.items())
+        description = f"{suite.description} Missing: {lacks}." if lacks else suite.description
+        rows.append({"name": name, "description": description, "missing": suite.missing, "file": str(path)})
+    return rows
 
 
 def _trackers() -> _Rows:

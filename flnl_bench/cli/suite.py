@@ -57,6 +57,9 @@ def suite_command(
             show_default=False,
         ),
     ],
+    preset: Annotated[
+        str | None, option(FILES, "NAME", "quick, medium, paper or FILE.toml.", default="those of the suite")
+    ] = None,
     jobs: Annotated[
         int | None, option(WORKERS, "N", "Runs at once.", min=1, default="local: cores or GPUs; else all")
     ] = None,
@@ -94,6 +97,8 @@ def suite_command(
     arguments = dict(locals())  # run_suite has arguments of the same names
     suite, planning = _suite_of(words)
     if planning:
+        if preset is not None:
+            raise BadInput("--preset is not an option of `suite plan`")
         use_plugins(plugin)
         print_seed_plans(suite, 2.0 if difference is None else difference, pilot or out, device, as_json)
         return

@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,7 @@ class SuiteResult:
 def run_suite(
     suite: str | PathLike[str] | Mapping[str, Any],
     *,
+    preset: str | None = None,
     jobs: int | None = None,
     executor: str = "local",
     device: str = "auto",
@@ -96,6 +97,7 @@ def run_suite(
 
     Args:
         suite: the name of a suite of this package, a suite file, or its content as a dictionary.
+        preset: in place of the presets of the suite.
         jobs: runs at once; else the number of cores, or of GPUs.
         executor: "local", "ray" or "slurm".
         device: "auto", "cpu", "cuda" or "mps".
@@ -124,7 +126,7 @@ def run_suite(
     for name in trackers:
         find_tracker(name)
     options = {"out": out, "data_dir": data_dir, "tracker": trackers, "save_model": save_model}
-    checked, plans = plan_runs(suite, device, executor == "local", **options)
+    checked, plans = plan_runs(suite, device, executor == "local", preset, **options)
     start = time.monotonic()
     if isinstance(progress, bool):
         progress = _show_counts if progress else None
@@ -165,7 +167,11 @@ def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[st
 
 
 def plan_runs(
-    suite: str | PathLike[str] | Mapping[str, Any], device: str, local: bool, **options: Any
+    suite: str | PathLike[str] | Mapping[str, Any],
+    device: str,
+    local: bool,
+    preset: str | None = None,
+    **options: Any,
 ) -> tuple[Suite, list[PlannedRun]]:
     """Return the suite and its runs; nothing is written and no data are read."""
     from flnl_bench.engine.devices import choose_device
@@ -175,6 +181,8 @@ def plan_runs(
     )
     where = "" if isinstance(suite, Mapping) else f"{suite}: "
     checked = make_suite(suite) if isinstance(suite, Mapping) else read_suite(Path(suite).expanduser())
+    if preset is not None:
+        checked = replace(checked, presets=(preset,))
     # A machine that hands out work need not have the GPU that the workers have.
     kind = device if not local and device in ("cpu", "cuda") else choose_device(device).type
     try:

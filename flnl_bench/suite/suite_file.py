@@ -24,7 +24,7 @@ GRID_AXES: Mapping[str, list[Any]] = {  # with their defaults
     "seeds": [1],
 }
 _CELLS = ("partitions", "settings")
-_TABLES = ("training", "set", "ablations", "sweeps")
+_TABLES = ("training", "set", "ablations", "sweeps", "missing")
 _KEYS = ("name", "description", "preset", "methods", "cells", *GRID_AXES, *_TABLES)
 
 
@@ -52,6 +52,7 @@ class Suite:
     training: Mapping[str, Any]
     changes: Mapping[str, Mapping[str, str]]  # method → hyper-parameter → value, as text
     variations: tuple[Variation, ...]
+    missing: Mapping[str, str]  # rows and columns of a published table that it lacks, with the reasons
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -66,7 +67,9 @@ class Suite:
 
 def shipped_suites() -> dict[str, Path]:
     """Return the suite files of this package by their names, in alphabetical order."""
-    return {path.stem: path for path in sorted((Path(__file__).parent / "shipped").glob("*.toml"))}
+    folder = Path(__file__).parent / "shipped"
+    files = sorted(folder.rglob("*.toml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 
 
 def read_suite(name: Path) -> Suite:
@@ -111,6 +114,7 @@ def make_suite(table: Mapping[str, Any], name: str = "suite") -> Suite:
         training=training_changes(training, "training."),
         changes={method: _texts(values, f"set.{method}") for method, values in table.get("set", {}).items()},
         variations=variations,
+        missing=_texts(table.get("missing", {}), "missing"),
         cells=cells,
         **axes,
     )
