@@ -131,3 +131,25 @@ def test_numbers_in_pictures_have_a_cross(tmp_path):
     write_run(tmp_path, "fedgr/no-sieve", accuracy=10.0, diverged=0, all_rounds=True)
     (axis,) = plots.PLOTS["ablation"](tmp_path).axes
     assert [text.get_text() for text in axis.texts] == ["60.0", "10.0✗"]
+
+
+def test_places_and_comparisons_treat_it_as_lost_in_all_formats(folder):
+    board = leaderboard(folder, against="fedavg")
+    ranks = board.ranks.set_index("label")
+    assert ranks.loc["fedgr", ["place_low", "place_high", "p_best", "letters"]].tolist() == [3, 3, 0.0, ""]
+    assert ranks.loc["fedavg", "place_low"] == 1
+    frame = board.frame.query("setting == 'avg'").set_index("label")
+    lost = frame.loc["fedgr"]
+    assert (lost.wins, lost.losses, lost.better) == (1, 1, 0.5)
+    assert lost.low is None or lost.low != lost.low  # no interval
+    cells = {
+        "table": "✗1 3 0.00",
+        "md": "| 3 | 0.00 |",
+        "latex": "& 3 & 0.00 ",
+        "html": "<td>3</td><td>0.00</td>",
+    }
+    for name, text in cells.items():
+        out = " ".join(flnl("leaderboard", folder, "--format", name).out.split(" ")).replace("\n", " ")
+        assert text in (" ".join(out.split()) if name == "table" else out), name
+    (table,) = flnl("leaderboard", folder, "--json").json["tables"]
+    assert {row["label"]: row["place_high"] for row in table["rows"]}["fedgr"] == 3

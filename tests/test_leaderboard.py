@@ -240,6 +240,36 @@ def test_what_counts_as_a_tie_is_not_tested(tmp_path):
     assert result.p == scipy.stats.wilcoxon(gains[2:]).pvalue == 0.03125
 
 
+def test_three_seeds_in_one_setting_have_an_interval_and_no_p_value(tmp_path):
+    write_grid(
+        tmp_path, {"fedavg": {"sym-1.0": (20.0, 22.0, 24.0)}, "fedgr": {"sym-1.0": (30.0, 33.0, 36.0)}}
+    )
+    result = comparisons(table_of(tmp_path), "fedavg")["fedgr"]
+    assert (result.difference, result.p) == (11.0, None)
+    assert 5 < result.low < 11 < result.high < 17  # t: 11 ± 2.5
+    words = " ".join(flnl("leaderboard", tmp_path, "--against", "fedavg").out.split())
+    assert "No p-value is possible with 3 seeds" in words
+    assert "`flnl-bench suite plan` says how many are needed" in words
+    assert "No mark of significance is possible with 3 seeds: 6 are needed." in words
+
+
+def test_settings_with_a_significant_difference_are_marked(tmp_path):
+    base = (50.0, 51.0, 52.0, 53.0, 54.0, 55.0, 56.0)
+    better = tuple(value + 3 + i / 10 for i, value in enumerate(base))
+    mixed = tuple(value + (-1) ** i for i, value in enumerate(base))
+    rows = {
+        "fedavg": (base, base),
+        "fedgr": (better, mixed),
+        "fedprox": (tuple(2 * b - a for a, b in zip(better, base)), base),
+    }
+    cells = {name: dict(zip(("sym-1.0", "asym-1.0"), values)) for name, values in rows.items()}
+    write_grid(tmp_path, cells, seeds=range(7))
+    (text, _) = leaderboard(tmp_path, against="fedavg").text_tables
+    flags = {row.label: [cell.flags for cell in row.cells[:2]] for row in text.rows if row.ours}
+    assert flags == {"fedgr": [["+"], []], "fedavg": [[], []], "fedprox": [["−"], []]}
+    assert any("Holm's correction over the settings of a row" in note for note in text.notes)
+
+
 def test_only_seeds_that_both_have_are_paired(tmp_path):
     write_grid(tmp_path, {"fedavg": {"sym-1.0": (20.0, 30.0, 40.0)}})
     write_grid(tmp_path, {"fedgr": {"sym-1.0": (50.0,)}}, seeds=(13,))

@@ -30,6 +30,7 @@ from flnl_bench.leaderboards.statistics import (
     LEAST_PAIRS,
     LEVEL,
     PLACE_LEVEL,
+    SIGNIFICANCE,
     least_pairs,
 )
 from flnl_bench.leaderboards.table import Cell, Row, Standing, Table, mark_table
@@ -101,7 +102,7 @@ class Layout:
     caption: str = ""
     label: str = ""
     spread: bool = True  # ± after a mean
-    notes: bool = True  # below the table
+    notes: bool = True  # below the table, with the differences that can be detected
 
     def check(self, tables: Sequence[Table]) -> None:
         """Refuse names that no table has, and a caption of several tables."""
@@ -130,6 +131,7 @@ class Layout:
         rows = [
             dataclasses.replace(row, cells=[self._cell(row.cells[place]) for place in places])
             for row in self._chosen(text.rows)
+            if self.notes or row.kind != DETECTABLE  # which a note explains
         ]
         return dataclasses.replace(
             text,
@@ -296,7 +298,11 @@ def comparison_table(table: Table, name: str) -> TextTable:
         why = "is the only row of" if find_row(table, name) else "is not in"
         return TextTable(title, [], [], about=[f"{name} {why} this table."])
     metric = find_metric(table.metric)
-    rows = [TextRow(label, _comparison_cells(result, metric.digits)) for label, result in compared.items()]
+    titles = {row.label: row.title for row in table.rows}
+    rows = [
+        TextRow(label, _comparison_cells(result, metric.digits), title=titles[label])
+        for label, result in compared.items()
+    ]
     about = [
         f"Paired difference to {name} in points, over seeds × settings ({', '.join(table.scored)}); "
         f"{'above' if metric.higher else 'below'} 0 is better than {name}; interval by a paired bootstrap."
@@ -312,14 +318,17 @@ def _comparison_notes(table: Table, compared: Mapping[str, Comparison], metric: 
         "p: two-sided Wilcoxon signed-rank test over the "
         f"{'means of settings' if several else 'seeds'} without ties, Holm's correction over the rows.",
     ]
+    tested = sum(result.p is not None for result in compared.values())
+    units = len(table.scored) if several else max(result.pairs for result in compared.values())
+    if tested and (smallest := tested * 2.0 ** (1 - units)) > SIGNIFICANCE:
+        unit = "settings" if several else "seeds"
+        notes.append(f"With {units} {unit} and {tested} rows no p can be below {min(1.0, smallest):.2g}.")
     if any(result.diverged_pairs for result in compared.values()):
         notes.append("✗n: in n pairs a run diverged; it loses, and there is no interval.")
     if any(result.p is None for result in compared.values()):
-        unit, count = "settings", len(table.scored)
-        if not several:
-            unit, count = "seeds", max(result.pairs for result in compared.values())
+        unit = "settings" if several else "seeds"
         notes.append(
-            f"No p-value is possible with {count} {unit}: below {LEAST_PAIRS} without ties, none is under "
+            f"No p-value is possible with {units} {unit}: below {LEAST_PAIRS} without ties, none is under "
             "0.05. The interval is what they can show; `flnl-bench suite plan` says how many are needed."
         )
     return notes

@@ -7,6 +7,7 @@ when they are needed.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -72,21 +73,41 @@ def resample(scores: Numbers, draws: int = DRAWS, seed: int = 0) -> Draws | None
     freedom = settings - 1 if several else int((seeds.sum(1) - 1).sum())
     if freedom < 1 or methods < 1:
         return None
-    rng = np.random.default_rng(seed)
-    picked = np.ones((draws, settings), int)
-    if several:
-        picked = rng.multinomial(settings, np.full(settings, 1 / settings), size=draws)
+    picked, counts = _drawn_counts(tuple(map(tuple, seeds.tolist())), draws, seed)
     values = np.where(known, scores, 0.0)
     cells = values.sum(2) / known.sum(2)  # [methods, settings]
     drawn = np.zeros((draws, methods))
-    for place, there in enumerate(seeds):
-        times = rng.multinomial(picked[:, place] * there.sum(), there / there.sum())  # [draws, seeds]
+    for place, times in enumerate(counts):  # [draws, seeds]
         count = times @ known[:, place].T
         total = times @ values[:, place].T
         mean = np.where(count > 0, total / np.maximum(count, 1), cells[:, place])
         drawn += picked[:, place, None] * mean
     stretch, common = _stretch(scores, cells, several)
     return Draws(cells.mean(1), drawn / settings, stretch, common, freedom)
+
+
+@functools.lru_cache(maxsize=4)  # the comparisons of one table have the same draws
+def _drawn_counts(
+    seeds: tuple[tuple[bool, ...], ...], draws: int, seed: int
+) -> tuple[Numbers, list[Numbers]]:
+    """Return how often each setting is drawn, [draws, settings], and how often its seeds, [draws, seeds].
+
+    Args:
+        seeds: the seeds that each setting has.
+        draws: the number of draws.
+        seed: of the random numbers.
+    """
+    import numpy as np
+
+    rng, settings = np.random.default_rng(seed), len(seeds)
+    picked = np.ones((draws, settings), int)
+    if settings >= FEWEST_SETTINGS:
+        picked = rng.multinomial(settings, np.full(settings, 1 / settings), size=draws)
+    counts = [
+        rng.multinomial(picked[:, place] * sum(there), np.array(there) / sum(there))
+        for place, there in enumerate(seeds)
+    ]
+    return picked, counts
 
 
 def _stretch(scores: Numbers, cells: Numbers, several: bool) -> tuple[Numbers, float]:
