@@ -256,15 +256,12 @@ def test_three_seeds_in_one_setting_have_an_interval_and_no_p_value(tmp_path):
 def test_settings_with_a_significant_difference_are_marked(tmp_path):
     base = (50.0, 51.0, 52.0, 53.0, 54.0, 55.0, 56.0)
     better = tuple(value + 3 + i / 10 for i, value in enumerate(base))
+    worse = tuple(value - 3 - i / 10 for i, value in enumerate(base))
     mixed = tuple(value + (-1) ** i for i, value in enumerate(base))
-    rows = {
-        "fedavg": (base, base),
-        "fedgr": (better, mixed),
-        "fedprox": (tuple(2 * b - a for a, b in zip(better, base)), base),
-    }
-    cells = {name: dict(zip(("sym-1.0", "asym-1.0"), values)) for name, values in rows.items()}
+    rows = {"fedavg": (base, base), "fedgr": (better, mixed), "fedprox": (worse, base)}
+    cells = {name: {"sym-1.0": one, "asym-1.0": other} for name, (one, other) in rows.items()}
     write_grid(tmp_path, cells, seeds=range(7))
-    (text, _) = leaderboard(tmp_path, against="fedavg").text_tables
+    text, _ = leaderboard(tmp_path, against="fedavg").text_tables
     flags = {row.label: [cell.flags for cell in row.cells[:2]] for row in text.rows if row.ours}
     assert flags == {"fedgr": [["+"], []], "fedavg": [[], []], "fedprox": [["−"], []]}
     assert any("Holm's correction over the settings of a row" in note for note in text.notes)
