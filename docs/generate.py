@@ -29,12 +29,6 @@ from flnl_bench.running.presets import PRESETS, load_preset
 from flnl_bench.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
-WHOLE_FILES = {
-    "index.md": "README.md",
-    "security.md": "SECURITY.md",
-    "contributing.md": "CONTRIBUTING.md",
-    "changelog.md": "CHANGELOG.md",
-}
 OVERVIEW = "methods.md"
 API = {
     "Run and compare": "running.api running.saved results.run_record suite.api leaderboards.pandas_api "
@@ -63,8 +57,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     from mkdocs.structure.files import File
 
-    pages = {page: (ROOT / file).read_text() for page, file in WHOLE_FILES.items()}
-    pages |= {"names.md": names_page(), "api.md": api_page()}
+    pages = {"index.md": (ROOT / "README.md").read_text(), "names.md": names_page(), "api.md": api_page()}
     overview = (ROOT / "docs" / OVERVIEW).read_text()
     pages |= {f"methods/{name}.md": method_page(name, title, overview) for name, title in in_order()}
     for page, text in pages.items():
@@ -78,20 +71,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if place == OVERVIEW:
         markdown = overview_page(markdown)
     markdown = re.sub(r"(?m)^<!-- options: (.+) -->$", lambda match: options_table(match[1]), markdown)
+    markdown = re.sub(r"(?m)^<!-- parts -->$", lambda match: parts_table(), markdown)
     return redirected(markdown, place)
 
 
 def redirected(markdown: str, place: str) -> str:
-    """Return a page whose links lead to pages of the site instead of files outside docs/."""
-    if place in WHOLE_FILES:
+    """Return a page with links to pages of the site; files that are not in it have no link."""
+    if place == "index.md":
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"<picture>.*?</picture>", both_pictures, markdown, flags=re.S)
-        markdown = re.sub(r"\[(.+?)\]\(CITATION\.cff\)", r"`\1`", markdown)
-    for page, file in WHOLE_FILES.items():
-        markdown = re.sub(rf"\]\((\.\./)?{re.escape(file)}", f"]({page}", markdown)
-    return re.sub(
-        r"\]\(\.\./plugins/\w+/(\w+)\.py\)", lambda match: f"]({page_of_file(match[1])}#code)", markdown
-    )
+    markdown = markdown.replace("](../README.md)", "](index.md)")
+    markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)?[A-Z]+\.(?:md|cff)\)", r"\1", markdown)
+    code = r"\]\(\.\./plugins/\w+/(\w+)\.py\)"
+    return re.sub(code, lambda match: f"]({page_of_file(match[1])}#code)", markdown)
 
 
 def both_pictures(match: re.Match[str]) -> str:
@@ -141,6 +133,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell(str(value)) for value in line) + " |" for line in lines)
+
+
+# -- the parts of the package -------------------------------------------------------------------------
+def parts_table() -> str:
+    """Return a table of the packages and modules of flnl_bench, from their docstrings."""
+    rows = []
+    for path in sorted((ROOT / "flnl_bench").iterdir()):
+        if (path / "__init__.py").is_file():
+            inside = [f"`{file.stem}`: {first_line(file)}" for file in sorted(path.glob("[!_]*.py"))]
+            rows.append((f"`{path.name}/`", "<br>".join([first_line(path / "__init__.py"), *inside])))
+        elif path.suffix == ".py" and not path.name.startswith("_"):
+            rows.append((f"`{path.stem}`", first_line(path)))
+    return table(("part", "content"), rows)
+
+
+def first_line(file: Path) -> str:
+    """Return the first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
 
 # -- methods -----------------------------------------------------------------------------------------
