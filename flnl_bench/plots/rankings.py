@@ -21,16 +21,19 @@ from flnl_bench.leaderboards.statistics import (
     within_of_best,
 )
 from flnl_bench.leaderboards.table import Row, Table, make_tables, rank_column
-from flnl_bench.plots.source import Filters, Numbers, runs_of
+from flnl_bench.plots.source import Filters, Numbers, runs_of, shown_name
 from flnl_bench.plots.style import (
     DIVERGED,
     Figure,
+    Look,
     canvas,
+    check_lines,
     head,
     in_style,
     label_text,
     legend,
     look_of,
+    looks_of,
     titles_of,
 )
 
@@ -56,10 +59,6 @@ def _parts(table: Table) -> tuple[str, ...]:
     return config.dataset, config.partition, table.protocol.name, over
 
 
-def _name(row: Row) -> str:
-    return f"{OWN} {row.label}" if row.own else row.label
-
-
 # -- places ------------------------------------------------------------------------------------------
 @in_style
 def ranks(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> Figure:
@@ -73,24 +72,25 @@ def ranks(source: Source, metric: str = "last10", **filters: Unpack[Filters]) ->
         raise BadInput(f"this would be {most} rows, at most {MOST_ROWS} can be read; choose some by method")
     figure, axes = canvas(len(tables), columns=2, size=(4.6, 0.9 + 0.2 * most))
     common, titles = titles_of([_parts(table) for table in tables])
+    looks = looks_of(row.label for own in rows.values() for row in own)
     for axis, table, title in zip(axes, tables, titles, strict=True):
-        _draw_places(axis, table, rows[table.protocol.title])
+        _draw_places(axis, table, rows[table.protocol.title], looks)
         axis.set_title(label_text(title, 80))
     words = f"place by {metric}, 90 % interval; letters: ties; %: probability of being first"
     head(figure, f"{common}: {words}")
     return figure
 
 
-def _draw_places(axis: Any, table: Table, rows: Sequence[Row]) -> None:
+def _draw_places(axis: Any, table: Table, rows: Sequence[Row], looks: Mapping[str, Look]) -> None:
     scores = [row.average.score(find_metric(table.metric)) if row.average else 0.0 for row in rows]
     for y, (row, place) in enumerate(zip(rows, rank_column(scores), strict=True)):
-        look, standing = look_of(row.label), table.standings[row.label]
+        look, standing = looks[row.label], table.standings[row.label]
         axis.plot([standing.low, standing.high], [y, y], color=look.colour, linewidth=3, alpha=0.5)
         axis.plot(place, y, color=look.colour, marker=look.marker, linestyle="")
         best = f"  {standing.best:.0%}" if standing.best >= 0.005 else ""
         text = f"{standing.letters}{best}" if not row.diverged else DIVERGED
         axis.annotate(text, (standing.high, y), (6, 0), textcoords="offset points", va="center", fontsize=7)
-    axis.set_yticks(range(len(rows)), [label_text(_name(row), 30) for row in rows])
+    axis.set_yticks(range(len(rows)), [label_text(shown_name(row), 30) for row in rows])
     axis.set(xlabel="place", ylim=(len(rows) - 0.5, -0.5), xlim=(0.5, 1.18 * len(rows) + 0.8))
     axis.set_xticks(
         sorted({1, *range(5, len(rows) + 1, 5), *(range(1, len(rows) + 1) if len(rows) < 10 else ())})
@@ -162,7 +162,7 @@ def blocks_of(tables: Sequence[Table]) -> Blocks:
     """
     shared = set.intersection(*({row.label for row in table.rows if row.average} for table in tables))
     rows = [[row for row in table.rows if row.label in shared] for table in tables]
-    names = [_name(row) for row in rows[0]]
+    names = [shown_name(row) for row in rows[0]]
     if len(names) < 2:
         raise BadInput(
             "fewer than two methods are in all tables; choose tables by data set, partition or preset"
@@ -210,6 +210,8 @@ def profile(source: Source, metric: str = "last10", **filters: Unpack[Filters]) 
     figure, axes = canvas(len(tables), columns=2, size=(4.2, 2.9), sharey=True)
     common, titles = titles_of([_parts(table) for table in tables])
     drawn: dict[str, Any] = {}
+    check_lines(max(len(table.rows) for table in tables))
+    looks = looks_of(row.label for table in tables for row in table.rows)
     for axis, table, title in zip(axes, tables, titles, strict=True):
         rows = [row for row in table.rows if row.average]
         scores = table.scores(rows, table.scored)
@@ -224,8 +226,8 @@ def profile(source: Source, metric: str = "last10", **filters: Unpack[Filters]) 
         behind = (flat.max(0) - flat)[np.isfinite(flat)]
         distances = np.linspace(0, float(behind.max()) or 1.0, 300)
         for row, share in zip(rows, within_of_best(scores, distances), strict=True):
-            look = look_of(row.label)
-            (drawn[_name(row)],) = axis.plot(
+            look = looks[row.label]
+            (drawn[shown_name(row)],) = axis.plot(
                 distances,
                 100 * share,
                 color=look.colour,

@@ -10,7 +10,7 @@ import numpy as np
 from flnl_bench.config import sampled_clients
 from flnl_bench.errors import BadInput
 from flnl_bench.observations.cases import VARIED
-from flnl_bench.plots.source import Filters, Numbers, panels_of, runs_of, whole_rounds
+from flnl_bench.plots.source import Filters, Numbers, panels_of, runs_of, shown_name, whole_rounds
 from flnl_bench.plots.style import (
     COLOURS,
     Figure,
@@ -95,9 +95,9 @@ def _over_rounds(runs: Sequence[RunRecord], pick: Pick, name: str) -> Figure:
     figure, axes = titled_canvas([panel.parts for panel, _ in series], name, sharey=True)
     lines: dict[str, Any] = {}
     for axis, (panel, rows) in zip(axes, series, strict=True):
-        for label, curves_of_row in rows.items():
-            lines[label] = draw_line(axis, label, curves_of_row, look=looks[label])
         for row in panel.rows:
+            look = looks[row.label]
+            lines[shown_name(row)] = draw_line(axis, row.label, rows[row.label], look=look)
             lines |= _mark_diverged(axis, panel.runs(row), rows[row.label])
         axis.set_xlabel("round")
     low, high = axes[0].get_ylim()  # of all panels; a band may exceed the range of a percentage

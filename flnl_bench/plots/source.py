@@ -14,6 +14,7 @@ import numpy as np
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import Names, Protocol, chosen, setting_key
 from flnl_bench.leaderboards.pandas_api import Results, records_of
+from flnl_bench.leaderboards.render import OWN
 from flnl_bench.leaderboards.table import Row, make_tables
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord
@@ -114,6 +115,11 @@ def beliefs_of(record: RunRecord, *names: str) -> dict[str, Numbers] | None:
         return None
     arrays = record.read_beliefs((), names)
     return arrays if arrays.keys() == {*names} else None
+
+
+def shown_name(row: Row) -> str:
+    """Return the label of a row for people, marked if it is not a method of this package."""
+    return f"{OWN} {row.label}" if row.own else row.label
 
 
 # -- panels ------------------------------------------------------------------------------------------

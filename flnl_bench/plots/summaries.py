@@ -12,7 +12,7 @@ import numpy as np
 from flnl_bench.config import int_if_integral, key_of
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.statistics import mean_std
-from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of
+from flnl_bench.plots.source import Filters, Panel, base_of, panels_of, runs_of, shown_name
 from flnl_bench.plots.style import (
     DIVERGED,
     Figure,
@@ -81,7 +81,7 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
                 costs = [sum(getattr(record.summary, field) for field in fields) for record in runs]
                 total = statistics.fmean(costs)
                 mean, spread = accuracies(runs, metric)
-                drawn[row.label] = _point(axis, looks[row.label], total, mean, spread)
+                drawn[shown_name(row)] = _point(axis, looks[row.label], total, mean, spread)
                 if diverged_text(runs):
                     drawn["a run diverged"] = cross_on(axis, total, mean)
             axis.set(xlabel=name)
