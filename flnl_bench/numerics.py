@@ -271,6 +271,7 @@ def two_gaussians(
     reg_covar: float = 1e-6,
     covariance: Covariance = "full",
     seed: int = 0,
+    n_init: int = 1,
 ) -> Any:
     """Fit scikit-learn's GaussianMixture of two components to the rows of x [n, d].
 
@@ -282,6 +283,7 @@ def two_gaussians(
     from sklearn.mixture import GaussianMixture
 
     options = {"max_iter": max_iter, "tol": tol, "reg_covar": reg_covar, "covariance_type": covariance}
+    options["n_init"] = n_init
     fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # its largest seed
     count_work(mixtures=1)
     with warnings.catch_warnings():

@@ -123,7 +123,7 @@ def test_every_warm_up_is_declared_in_rounds():
     assert lasting == {
         *("fl-coteaching", "fl-dividemix", "fedcorr", "fednoro", "feddiv", "fedfixer", "fedgr"),
         *("fedrn", "fedlsr", "rofl", "fedelc", "jointopt", "selfie"),
-        *("fedefc", "forward", "cores", "fedrg"),
+        *("fedefc", "forward", "cores", "fedrg", "fedsir"),
     }
 
 

@@ -117,6 +117,7 @@ CHANGED = (
     "fl-coteaching/plus disagree_from=1 empty=small",
     "feddyn scaled=false",
     "fedrg rows=all",
+    "fedsir class_floor=3 provider_floor=3",
 )
 
 

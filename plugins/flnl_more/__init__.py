@@ -8,6 +8,7 @@ from flnl_more.fedelc import FedELC
 from flnl_more.fedlsr import FedLSR
 from flnl_more.fedrg import FedRG
 from flnl_more.fedrn import FedRN
+from flnl_more.fedsir import FedSIR
 from flnl_more.jointopt import JointOpt
 from flnl_more.loss_correction import FedEFC, Forward
 from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
@@ -27,7 +28,7 @@ def flnl_register_methods() -> list[type[Method]]:
         *(FedRN, FedLSR, RoFL, FedELC),
         *(JointOpt, Selfie),
         *(FedEFC, Forward),
-        FedRG,
+        *(FedRG, FedSIR),
         *(Cores, FedExP, FedDyn),
         *(MixUp, NCEandRCE, NCEandMAE, Focal, BiTempered),
     ]
