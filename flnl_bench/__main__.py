@@ -6,10 +6,8 @@ import os
 import signal
 from typing import NoReturn
 
-INTERRUPTED = 130
 
-
-def main() -> NoReturn:
+def run_program() -> NoReturn:
     """Run the command line; Ctrl-C and SIGTERM are one line and exit code 130 also during imports."""
     for stop in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(stop) != signal.SIG_IGN:  # as in the background of a shell
@@ -22,8 +20,8 @@ def main() -> NoReturn:
 def _end(number: int, frame: object) -> NoReturn:
     """End the process at once: no run has started, or its files are closed."""
     os.write(2, b"flnl-bench: interrupted\n")
-    os._exit(INTERRUPTED)
+    os._exit(130)
 
 
 if __name__ == "__main__":  # worker processes import this file
-    main()
+    run_program()

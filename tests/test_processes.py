@@ -105,9 +105,9 @@ class Stop:
             os.kill(os.getpid(), signal.{stop})
 
 sys.meta_path.insert(0, Stop())
-from flnl_bench.__main__ import main
+from flnl_bench.__main__ import run_program
 sys.argv[1:] = ["list", "presets"]
-main()
+run_program()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
