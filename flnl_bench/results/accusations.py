@@ -98,15 +98,15 @@ class Accusations:
 
 
 def worst(scenario: Scenario, class_accuracy: Shares) -> dict[str, float | None]:
-    """Return the test accuracy of the worst class, the worst client, and the worst tenth of the clients."""
+    """Return the test accuracy of the worst class, and to three digits of the worst client and tenth of clients."""
     known = [accuracy for accuracy in class_accuracy if accuracy is not None]
     of_clients = client_accuracy(scenario, class_accuracy)
     clients = np.sort(of_clients[np.isfinite(of_clients)]).tolist()
     tenth = clients[: math.ceil(len(clients) / 10)]
     return {
         "worst_class": min(known, default=None),
-        "worst_client": min(clients, default=None),
-        "worst_tenth": sum(tenth) / len(tenth) if tenth else None,
+        "worst_client": round(clients[0], 3) if clients else None,
+        "worst_tenth": round(sum(tenth) / len(tenth), 3) if tenth else None,
     }
 
 
