@@ -82,8 +82,9 @@ def test_rounds_are_not_read_before_they_are_asked_for(folder):
 
 def test_what_the_method_says_of_a_round_does_not_hide_its_name(tmp_path):
     file = write_run(tmp_path, all_rounds=True) / "rounds.jsonl"
-    row = {**json.loads(file.read_text().splitlines()[0]), "method": {"clean_share": 0.5}}
-    file.write_text(json.dumps(row) + "\n")
+    first, *others = file.read_text().splitlines()
+    row = {**json.loads(first), "method": {"clean_share": 0.5}}
+    file.write_text("\n".join([json.dumps(row), *others]) + "\n")
     rounds = load_results(tmp_path).rounds
     assert (rounds.method[0], rounds.method_clean_share[0]) == ("fedavg", 0.5)
 

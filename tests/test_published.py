@@ -40,6 +40,8 @@ def shipped(tmp_path, monkeypatch):
         )
         clients = RunFolder(run).read().config.training.clients
         write_beliefs(run / "beliefs.npz", beliefs(clients, seed))
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "published.json").write_text("{}")
     monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
     ship(tmp_path / "made", tmp_path)
     return tmp_path
@@ -108,8 +110,9 @@ def test_a_run_that_was_made_here_too_counts_and_is_flagged_if_its_code_differs(
     write_run(shipped / "own", "fedprox", seed=1, accuracy=70.0, code={"method": digest})
     board = leaderboard(load_results(shipped / "own", with_published=True))
     assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
-    assert len(alarms := flagged(board)) == (code == "edited")
-    assert all("--seeds 1 " in alarm for alarm in alarms)  # not that of the published one
+    alarms = [alarm for alarm in flagged(board) if "other numbers" not in alarm]
+    assert len(alarms) == (code == "edited")
+    assert all("different code made the runs of fedprox" in alarm for alarm in alarms)
 
 
 def test_an_own_run_counts_even_if_it_is_older_and_in_a_renamed_folder(shipped):
@@ -117,7 +120,53 @@ def test_an_own_run_counts_even_if_it_is_older_and_in_a_renamed_folder(shipped):
     run.rename(run.with_name("mine"))
     board = leaderboard(load_results(shipped / "own", with_published=True))
     assert cells(board)["fedprox", "sym-1.0"] == (pytest.approx(65.0), 2)
-    assert not board.warnings
+    (alarm,) = flagged(board)
+    assert "other numbers than the published runs: fedprox sym-1.0 seed 1 (" in alarm
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_run_in_the_place_of_a_published_one_with_another_number_is_marked(imported, shipped):
+    write_run(shipped / "own", "fedprox", seed=13, accuracy=99.0, all_rounds=True)
+    folder = shipped / "own"
+    if imported:
+        export_runs(folder, shipped / "theirs.zip")
+        folder = shipped / "mine"
+        done = flnl("results", "import", shipped / "theirs.zip", "--out", folder)
+        assert any("other numbers than the published runs: fedprox" in line for line in done.errors)
+    for kind in ("table", "md", "latex", "csv", "json", "html"):
+        done = flnl("leaderboard", folder, "--format", kind)
+        assert any("other numbers than the published runs: fedprox" in line for line in done.errors), kind
+
+
+def test_imported_published_runs_raise_no_alarm_in_any_command(shipped):
+    write_run(shipped / "made", "fedprox", seed=42, accuracy=60.0, all_rounds=True, code={"method": "e" * 16})
+    ship(shipped / "made", shipped)  # runs of different code, as published runs are
+    flnl("results", "import", shipped / "package" / "published" / "digits.zip", "--out", shipped / "again")
+    assert not flagged(leaderboard(load_results(shipped / "again")))
+    again = shipped / "again"
+    for command in (
+        ["leaderboard", again],
+        ["plot", "curves", again, "-o", shipped / "x.svg"],
+        ["report", again, "-o", shipped / "site"],
+    ):
+        done = flnl(*command)
+        assert done.code == 0, done.errors
+        assert not any("not comparable" in line or "other numbers" in line for line in done.errors)
+    pages = [path.read_text(errors="replace") for path in (shipped / "site").rglob("*") if path.is_file()]
+    assert pages
+    assert not any("different code" in page for page in pages)
+
+
+def test_a_last10_that_does_not_follow_from_the_rounds_is_not_counted(tmp_path):
+    forged = write_run(tmp_path, "fedprox", seed=1, accuracy=60.0)
+    write_run(tmp_path, "fedprox", seed=13, accuracy=60.0)
+    record = json.loads((forged / "run.json").read_text())
+    record["summary"]["last10"] = 99.0
+    (forged / "run.json").write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    assert list(results.runs.seed) == [13]
+    (why,) = results.problems.values()
+    assert "summary.last10 is 99.0, but its rounds give 60.0" in why
 
 
 def test_published_runs_alone_are_not_flagged_whatever_made_them(shipped):

@@ -167,7 +167,7 @@ def test_a_record_is_read_as_it_was_written():
     )
     assert parse_record(json.loads(full.text())) == full
     names = [part.name for part in dataclasses.fields(RunRecord)]
-    assert [*full.as_dict(), "folder", "published", "archive"] == names
+    assert [*full.as_dict(), "folder", "published", "counterpart", "archive"] == names
     assert full.code == {"method": {"new", "old"}, "model": {"new model"}}
 
 

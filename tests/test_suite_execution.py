@@ -344,7 +344,8 @@ def test_losses_with_a_new_round_in_between_are_not_counted_together(fragile, mo
 
 @pytest.mark.parametrize("retry", [False, True])
 @pytest.mark.parametrize(
-    ("text", "problem"), [('{"schema": 2, "stat', "torn"), ('{"schema": 3, "status": "done"}', "schema 3")]
+    ("text", "problem"),
+    [('{"schema": 2, "stat', "incomplete"), ('{"schema": 3, "status": "done"}', "schema 3")],
 )
 def test_a_run_whose_record_cannot_be_read_fails_and_its_files_stay(
     text, problem, retry, suite_file, tmp_path

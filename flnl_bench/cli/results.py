@@ -52,9 +52,13 @@ def import_results(
 ) -> None:
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
     from flnl_bench.results.importing import import_runs
+    from flnl_bench.results.published import dispute, with_counterparts
+    from flnl_bench.results.run_record import read_record
 
     imported = import_runs(file, out)
     warn_files(imported.refused, "not imported: ")
+    if text := dispute(with_counterparts(map(read_record, imported.runs))):
+        note(f"warning: {text}")
     counts = {
         "imported": len(imported.runs),
         "already_there": imported.duplicates,

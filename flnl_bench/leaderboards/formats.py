@@ -78,7 +78,7 @@ def write_markdown(board: Leaderboard) -> str:
 def _markdown_table(table: TextTable) -> str:
     parts = [f"### {markdown(table.title)}"]
     if table.alarm:
-        parts.append(f"> **⚠ {markdown(table.alarm)}**")
+        parts.append(f"<!-- warning: {table.alarm.replace('--', '- -')} -->")
     parts += [markdown(text) for text in table.about]
     if table.rows:
         rows = [
@@ -125,7 +125,7 @@ def _latex_table(table: TextTable) -> str:
     body = [_latex_row(row) for row in table.rows]
     last = next((place for place, row in enumerate(table.rows) if row.kind == "detectable"), len(body))
     body[last:last] = ["\\midrule"] if last < len(body) else []
-    alarm = [f"\\textbf{{Warning: {latex(table.alarm)}.}}\\par\\smallskip"] if table.alarm else []
+    alarm = [f"% Warning: {latex(table.alarm)}"] if table.alarm else []
     tabular = [
         f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         "\\toprule",
@@ -138,10 +138,10 @@ def _latex_table(table: TextTable) -> str:
     words = latex(" ".join([table.legend, *table.notes]).strip())
     notes = [f"\\par\\smallskip\\footnotesize {words}"] if words else []
     lines = [
+        *alarm,
         f"\\begin{{{kind}}}",
         "\\centering",
         f"\\caption{{{latex(caption)}}}\\label{{{label}}}\\smallskip",
-        *alarm,
         _SMALL,
         _SHRINK,
         *tabular,

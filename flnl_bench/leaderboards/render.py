@@ -86,7 +86,7 @@ class TextTable:
     columns: Sequence[str]  # without the first, the methods
     rows: Sequence[TextRow]
     about: Sequence[str] = ()
-    alarm: str | None = None  # a warning that every format shows prominently
+    alarm: str | None = None  # a warning in one line, which is a comment in Markdown and LaTeX
     legend: str = ""  # the meaning of the marks, for formats that can show them
     notes: Sequence[str] = ()
     caption: str = ""  # instead of title and `about`, in LaTeX

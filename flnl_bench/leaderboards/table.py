@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-import shlex
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flnl_bench.config import RunConfig, int_if_integral, key_of, written
+from flnl_bench.config import RunConfig, key_of, written
 from flnl_bench.engine.ledger import Sent
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.comparability import (
@@ -35,6 +34,7 @@ from flnl_bench.leaderboards.statistics import (
     told_apart,
 )
 from flnl_bench.methods import declaration, is_shipped
+from flnl_bench.results.published import dispute, named
 from flnl_bench.results.run_record import METRICS, RunRecord
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Row:
 
     @property
     def _own(self) -> list[RunRecord]:
-        return [record for record in self.records if not record.published]
+        return [record for record in self.records if not record.as_published]
 
     @property
     def other_code(self) -> list[str]:
@@ -177,43 +177,8 @@ class Row:
                 digests[kind, record.config.setting if kind == "noise" else ""] |= used
         return sorted({kind for (kind, _), used in digests.items() if kind != "method" and len(used) > 1})
 
-    def alarm(self, protocol: Protocol) -> str | None:
-        """Return a warning with the commands to run again if different code of the method made the runs."""
-        if self.codes < 2:
-            return None
-        seeds = {
-            setting: [seed for seed, record in self.runs[setting].items() if not record.published]
-            for setting in sorted(self.runs, key=setting_key)
-        }
-        commands = "; ".join(self._command(protocol, setting, own) for setting, own in seeds.items() if own)
-        return (
-            f"{self.label}: not comparable, {self.codes} versions of the method's code made its runs; "
-            f"run them again: {commands}"
-        )
 
-    def _command(self, protocol: Protocol, setting: str, seeds: Iterable[int]) -> str:
-        """Return the command that repeats the runs of a setting."""
-        config = self.config
-        words = ["flnl-bench", "run", "--method", self.method, "--setting", setting]
-        words += ["--seeds", ",".join(map(str, sorted(seeds)))]
-        words += ["--dataset", config.dataset, "--partition", config.partition, "--device", config.device]
-        if config.scenario is not None:
-            words = [
-                "flnl-bench",
-                "run",
-                "--method",
-                self.method,
-                "--scenario",
-                "FILE",
-                "--device",
-                config.device,
-            ]
-        words += ["--preset", f"{config.preset}.toml" if protocol.user_preset else config.preset]
-        for name, value in protocol.changed.items():
-            words += ["--training", f"{name}={int_if_integral(value)}"]
-        for name, value in self.changed.items():
-            words += ["--set", f"{name}={value}"]
-        return shlex.join([*words, "--fresh"])
+CODE_HELP = "docs/leaderboard.md#code"
 
 
 def installed_code(config: RunConfig) -> set[str]:
@@ -359,8 +324,13 @@ class Table:
 
     @functools.cached_property
     def alarms(self) -> list[str]:
-        """A warning for each row whose runs were made by different code of the method."""
-        return [alarm for row in self.rows if (alarm := row.alarm(self.protocol))]
+        """Warnings about numbers that should not be in one table, each in one line."""
+        alarms = []
+        if mixed := [row.label for row in self.rows if row.codes > 1]:
+            alarms.append(f"not comparable: different code made the runs of {named(mixed)} ({CODE_HELP})")
+        if text := dispute(self.records):
+            alarms.append(text)
+        return alarms
 
     @property
     def diverged_warnings(self) -> list[str]:

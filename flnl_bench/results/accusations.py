@@ -98,7 +98,7 @@ class Accusations:
 
 
 def worst(scenario: Scenario, class_accuracy: Shares) -> dict[str, float | None]:
-    """Return the test accuracy of the worst class, and to three digits of the worst client and tenth of clients."""
+    """Return the test accuracy of the worst class, and to three digits those of the worst clients."""
     known = [accuracy for accuracy in class_accuracy if accuracy is not None]
     of_clients = client_accuracy(scenario, class_accuracy)
     clients = np.sort(of_clients[np.isfinite(of_clients)]).tolist()

@@ -33,7 +33,7 @@ LARGEST_DENOMINATOR = 1 << 16
 LARGEST_MULTIPLE = 2000  # of denominators: twice the samples on which memorisation is measured
 DECIMALS = (0, 1, 2, 3, 4, 6)
 TERMS = 24  # of a continued fraction: enough for all denominators up to the largest
-REFERENCES = ("given", "true")  # arrays from which labels differ little
+LABELS = ("given", "true")  # arrays from which labels differ little
 
 
 # -- columns of numbers ------------------------------------------------------------------------------
@@ -441,8 +441,8 @@ def _pack_name(
 ) -> list[Any]:
     """Store the arrays of one name and type: the difference to the labels, if that is smaller."""
     plans = [_distinct(arrays)]
-    if any(array is not None and array.dtype.kind == "i" for array in arrays) and name not in REFERENCES:
-        for reference in REFERENCES:
+    if any(array is not None and array.dtype.kind == "i" for array in arrays) and name not in LABELS:
+        for reference in LABELS:
             near = [file.get(reference) for file in files]
             pairs = list(zip(arrays, near, strict=True))
             if all(

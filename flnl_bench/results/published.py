@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import flnl_bench
@@ -17,6 +17,7 @@ from flnl_bench.results.archive import Archive
 from flnl_bench.results.run_record import RunRecord
 
 PACKAGE = Path(flnl_bench.__file__).parent
+HELP = "docs/leaderboard.md#published-runs"
 LIST = "published.json"  # of the package: the SHA-256 of each archive by its name
 
 
@@ -60,9 +61,32 @@ def published_run(folder: Path) -> RunRecord | None:
     return None
 
 
+def with_counterparts(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Return the records, each with the published run of its configuration and scenario, if there is one."""
+    archives = published_archives()[0]
+    paired = ((record, _counterpart(record, archives) if record.done else None) for record in records)
+    return [dataclasses.replace(own, counterpart=other) if other else own for own, other in paired]
+
+
+def dispute(records: Iterable[RunRecord]) -> str | None:
+    """Name the runs that have other numbers than the published runs in their place, in one line."""
+    names = [f"{r.config.method} {r.config.setting} seed {r.config.seed}" for r in records if r.disputed]
+    return f"other numbers than the published runs: {named(names)} ({HELP})" if names else None
+
+
+def named(names: Sequence[str], most: int = 3) -> str:
+    """Return some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def published_record(own: RunRecord) -> RunRecord | None:
     """Return the published run of the same configuration and scenario; None if there is none."""
-    for archive in published_archives()[0]:
+    return _counterpart(own, published_archives()[0])
+
+
+def _counterpart(own: RunRecord, archives: Iterable[Archive]) -> RunRecord | None:
+    for archive in archives:
         record = archive.find(own.config.place)
         if record and record.identity == own.identity:
             return dataclasses.replace(record, published=True)

@@ -99,18 +99,23 @@ def rounds_text(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 # -- many --------------------------------------------------------------------------------------------
 def read_runs(folder: Path) -> tuple[list[RunRecord], dict[Path, str]]:
-    """Read the records of all runs below a folder, finished or not, and why other files are unreadable."""
+    """Read the records of all runs below a folder, finished or not, and why other files are unreadable.
+
+    The mean of the last rounds is compared with the rounds, and each run with the published one in its place.
+    """
+    from flnl_bench.results.published import with_counterparts
+
     records: list[RunRecord] = []
     problems: dict[Path, str] = {}
     for path in _run_folders(folder, problems):
         try:
             record = read_record(path)
             if record.done:
-                record.result()
+                record.check_last10()
             records.append(record)
         except ValueError as problem:
             problems[path / RUN_FILE] = str(problem)
-    return records, problems
+    return with_counterparts(records), problems
 
 
 def _run_folders(folder: Path, problems: dict[Path, str]) -> Iterator[Path]:

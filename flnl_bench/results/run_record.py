@@ -5,7 +5,6 @@ Files of others come in through `results.archive`, which checks them first.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -35,7 +34,7 @@ METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
 COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
 LAST = 10  # rounds in the headline mean
-_TAIL = 1 << 16  # bytes of rounds.jsonl that hold its last line
+_TAIL = 1 << 14  # bytes of rounds.jsonl that hold its last lines
 RUN_FILE, ROUNDS_FILE, BELIEFS_FILE = "run.json", "rounds.jsonl", "beliefs.npz"
 _NOT_WRITTEN = {"written": False}
 RoundRow = dict[str, Any]  # a line of rounds.jsonl
@@ -100,6 +99,8 @@ class RunRecord:
     # Where the record was read: no part of run.json.
     folder: Path = field(default=Path(), compare=False, metadata=_NOT_WRITTEN)
     published: bool = field(default=False, compare=False, metadata=_NOT_WRITTEN)  # it ships with this package
+    # The published run of the same configuration and scenario, if this is another one.
+    counterpart: RunRecord | None = field(default=None, compare=False, repr=False, metadata=_NOT_WRITTEN)
     archive: RunArchive | None = field(default=None, compare=False, repr=False, metadata=_NOT_WRITTEN)
 
     def as_dict(self) -> dict[str, Any]:
@@ -159,6 +160,17 @@ class RunRecord:
         return self.summary
 
     @property
+    def as_published(self) -> bool:
+        """Whether it is a published run, or has the numbers of the published run in its place."""
+        return self.published or (self.counterpart is not None and not self.disputed)
+
+    @property
+    def disputed(self) -> bool:
+        """Whether a published run of the same configuration and scenario has other numbers."""
+        other = self.counterpart
+        return other is not None and (self.last10, self.best) != (other.last10, other.best)
+
+    @property
     def last10(self) -> float | None:
         """Mean test accuracy of the last ten rounds, in percent; None if the run diverged."""
         return self.summary.last10 if self.summary else None
@@ -172,6 +184,16 @@ class RunRecord:
     def best(self) -> float | None:
         """The highest test accuracy, in percent."""
         return self.summary.best if self.summary else None
+
+    def check_last10(self) -> None:
+        """Compare the stored mean of the last rounds with the rounds; a ValueError names a difference."""
+        rounds = self.result().rounds
+        rows = read_last_rounds(self.folder, min(LAST, rounds))
+        if len(rows) < min(LAST, rounds) or rows[-1]["round"] != rounds - 1:
+            raise ValueError(f"rounds.jsonl does not hold all rounds ({rounds})")
+        computed = summarise_last([row["accuracy"] for row in rows])
+        if computed is None or not math.isclose(computed, self.last10 or 0.0, rel_tol=1e-9):
+            raise ValueError(f"summary.last10 is {self.last10}, but its rounds give {computed}")
 
     def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
         """Compute the summary of a finished run from its rounds; a ValueError names a difference."""
@@ -343,24 +365,30 @@ def read_rounds(folder: Path) -> list[RoundRow]:
     return rows
 
 
-def read_last_round(folder: Path) -> RoundRow | None:
-    """Read the last complete line of a run's rounds, without reading the others."""
+def read_last_rounds(folder: Path, count: int = 1) -> list[RoundRow]:
+    """Read the last complete lines of a run's rounds, without reading the others."""
     path, length = folder / ROUNDS_FILE, _TAIL
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             while True:
                 file.seek(max(0, size - length))
-                for line in reversed(file.read().splitlines(keepends=True)):
-                    with contextlib.suppress(ValueError):
-                        if line.endswith(b"\n"):
-                            row = json.loads(line)
-                            return row if _is_round(row) else None
-                if length >= size:
-                    return None
-                length *= 16  # the last line is longer
-    except OSError:
-        return None
+                lines = file.read().split(b"\n")[
+                    :-1
+                ]  # after the last line end there is nothing, or half a line
+                lines = lines if length >= size else lines[1:]  # and so may the first one
+                if len(lines) >= count or length >= size:
+                    break
+                length *= 16
+        rows = [json.loads(line) for line in lines[-count:]]
+    except (OSError, ValueError):
+        return []
+    return rows if all(map(_is_round, rows)) else []
+
+
+def read_last_round(folder: Path) -> RoundRow | None:
+    """Read the last complete line of a run's rounds, without reading the others."""
+    return next(iter(read_last_rounds(folder)), None)
 
 
 def _is_round(row: object) -> bool:
@@ -382,13 +410,12 @@ def flat_round(row: Mapping[str, Any]) -> dict[str, Any]:
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
     """Return the headline numbers and the summed costs of rounds, of which there is at least one."""
     accuracies = [row["accuracy"] for row in rounds]
-    tail = accuracies[-LAST:]
     known = [i for i, accuracy in enumerate(accuracies) if accuracy is not None]
     best = max(known, key=accuracies.__getitem__, default=None)
     counts = [row["counts"] for row in rounds]
     return Summary(
         rounds=len(rounds),
-        last10=None if None in tail else sum(tail) / len(tail),
+        last10=summarise_last(accuracies[-LAST:]),
         best=None if best is None else accuracies[best],
         best_round=best,
         final=accuracies[-1],
@@ -401,6 +428,12 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
             "sent": merge(count["sent"] for count in counts),
         },
     )
+
+
+def summarise_last(accuracies: Sequence[float | None]) -> float | None:
+    """Return the mean of the last accuracies; None if one is unknown."""
+    known = [accuracy for accuracy in accuracies if accuracy is not None]
+    return sum(known) / len(known) if len(known) == len(accuracies) else None
 
 
 def _diverged(rounds: Sequence[Mapping[str, Any]]) -> int | None:
