@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = np.ndarray[Any, Any]
 
 DRAWS = 4000  # of the bootstrap
-FEWEST_SETTINGS = 3  # that are resampled; one or two are the subject themselves
+FEWEST_SETTINGS = 5  # that are drawn; fewer say too little about others, and stand for themselves
 LEVEL, PLACE_LEVEL = 0.95, 0.90  # of intervals of differences, and of places
 SIGNIFICANCE, POWER = 0.05, 0.80  # of a detectable difference
 LEAST_PAIRS = 6  # below six pairs no outcome of the Wilcoxon test reaches 5 %
@@ -61,8 +61,8 @@ class Draws(NamedTuple):
 def resample(scores: Numbers, draws: int = DRAWS, seed: int = 0) -> Draws | None:
     """Draw settings with replacement, then seeds of each drawn setting, the same ones for all methods.
 
-    One or two settings are not drawn: the statements are about these settings. A method without a drawn seed
-    keeps its mean of the setting. None if there is nothing to draw: one seed of one or two settings.
+    Fewer than FEWEST_SETTINGS are not drawn: the statements are about these settings. A method without a
+    drawn seed keeps its mean of the setting. None if there is nothing to draw: one seed of few settings.
     """
     import numpy as np
 
@@ -73,7 +73,7 @@ def resample(scores: Numbers, draws: int = DRAWS, seed: int = 0) -> Draws | None
     freedom = settings - 1 if several else int((seeds.sum(1) - 1).sum())
     if freedom < 1 or methods < 1:
         return None
-    picked, counts = _drawn_counts(tuple(map(tuple, seeds.tolist())), draws, seed)
+    picked, counts = _drawn_counts(tuple(map(tuple, seeds.tolist())), several, draws, seed)
     values = np.where(known, scores, 0.0)
     cells = values.sum(2) / known.sum(2)  # [methods, settings]
     drawn = np.zeros((draws, methods))
@@ -88,12 +88,13 @@ def resample(scores: Numbers, draws: int = DRAWS, seed: int = 0) -> Draws | None
 
 @functools.lru_cache(maxsize=4)  # the comparisons of one table have the same draws
 def _drawn_counts(
-    seeds: tuple[tuple[bool, ...], ...], draws: int, seed: int
+    seeds: tuple[tuple[bool, ...], ...], several: bool, draws: int, seed: int
 ) -> tuple[Numbers, list[Numbers]]:
     """Return how often each setting is drawn, [draws, settings], and how often its seeds, [draws, seeds].
 
     Args:
         seeds: the seeds that each setting has.
+        several: settings are drawn.
         draws: the number of draws.
         seed: of the random numbers.
     """
@@ -101,7 +102,7 @@ def _drawn_counts(
 
     rng, settings = np.random.default_rng(seed), len(seeds)
     picked = np.ones((draws, settings), int)
-    if settings >= FEWEST_SETTINGS:
+    if several:
         picked = rng.multinomial(settings, np.full(settings, 1 / settings), size=draws)
     counts = [
         rng.multinomial(picked[:, place] * sum(there), np.array(there) / sum(there))

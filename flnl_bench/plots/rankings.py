@@ -65,7 +65,7 @@ def ranks(source: Source, metric: str = "last10", **filters: Unpack[Filters]) ->
     """Draw the 90 % interval of each row's place, with its place, letters of ties and P(best)."""
     tables = [table for table in _tables(source, metric, filters) if table.standings]
     if not tables:
-        raise BadInput("the noise is unknown: one seed of one or two settings has no interval of places")
+        raise BadInput("the noise is unknown: one seed of fewer than five settings has no interval of places")
     rows = {table.protocol.title: [row for row in table.rows if row.average] for table in tables}
     most = max(map(len, rows.values()))
     if most > MOST_ROWS:
