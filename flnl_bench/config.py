@@ -21,6 +21,7 @@ from flnl_bench.errors import BadInput, require, unknown
 NUMBERS_VERSION = 2
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
+STATE_PLACES = ("auto", "device", "host", "disk")  # where the states of clients may be kept
 COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
 
 # Larger numbers are typing errors.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flnl_bench.numerics import Covariance, average, is_finite, two_gaussians
+from flnl_bench.numerics import Covariance, average, finite_updates, two_gaussians
 
 if TYPE_CHECKING:
     from flnl_bench.api import Client, Terms, Update, Weights
@@ -116,7 +116,7 @@ def distance_aware_average(
     If all clients are noisy or all clean, it is the mean weighted by n_k. Models that are not finite are left
     out; the result is None if no model is finite.
     """
-    sound = [u for u in updates if is_finite(u.weights)]
+    sound = finite_updates(updates)
     if not sound:
         return None
     models, sizes = [u.weights for u in sound], [u.size for u in sound]

@@ -48,7 +48,19 @@ def is_finite(weights: Mapping[str, Tensor]) -> bool:
     sums = torch.stack([tensor.sum() for tensor in weights.values()])
     if torch.isfinite(sums).all():
         return True
-    return bool(torch.stack([torch.isfinite(tensor).all() for tensor in weights.values()]).all())
+    return bool(_all_finite(weights))
+
+
+def finite_updates(updates: Sequence[Update]) -> list[Update]:
+    """Return the updates without a NaN or infinite weight; waits for the device once."""
+    if not updates:
+        return []
+    flags = torch.stack([_all_finite(update.weights) for update in updates]).tolist()
+    return [update for update, finite in zip(updates, flags, strict=True) if finite]
+
+
+def _all_finite(weights: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([torch.isfinite(tensor).all() for tensor in weights.values()]).all()
 
 
 @torch.no_grad()
@@ -102,7 +114,7 @@ STATISTICS = ("running_mean", "running_var")  # ends of names; too large for dis
 
 def combined(updates: Sequence[Update], rule: Rule, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Aggregate the finite models of a round by a rule; return `otherwise` if there are none."""
-    sound = [update for update in updates if is_finite(update.weights)]
+    sound = finite_updates(updates)
     return rule([u.weights for u in sound], [u.size for u in sound]) if sound else dict(otherwise)
 
 

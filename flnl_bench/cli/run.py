@@ -120,6 +120,10 @@ def run_command(
     workers: Annotated[
         int | None, option(DEVICES, "N", "Processes that share the clients of a round.", min=1)
     ] = None,
+    state: Annotated[
+        str | None,
+        option(DEVICES, "PLACE", "Clients' states: auto, device, host or disk.", default="auto"),
+    ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, option(FILES, "DIR", "Folder of the runs.", default="results/runs")] = None,
     fresh: Annotated[bool, flag(FILES, "Run again, even if the run is finished.", "--fresh")] = False,

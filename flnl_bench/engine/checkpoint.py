@@ -27,6 +27,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from flnl_bench.atomic_files import append, replace_file, write_new
+from flnl_bench.engine.devices import CPU, placed
 from flnl_bench.errors import BadInput, one_line
 
 CHECKPOINT_FORMAT = 4
@@ -104,7 +105,8 @@ class Checkpoint:
         self.wait()
         if not self._intact():
             self._start()
-        parts = source.changes() if self._length else source.parts()
+        # From a GPU in one piece.
+        parts = placed(source.changes() if self._length else source.parts(), CPU)
         stamp = f"r{len(rounds):05d}-{self._length}"  # the old files are needed until the line is there
         files: dict[str, dict[str, Any]] = {}
         gone = []

@@ -33,7 +33,7 @@ from flnl_bench.config import COMPILE_MODES, Training
 from flnl_bench.data.dataset import Augmentation
 from flnl_bench.engine.augmentation import Views
 from flnl_bench.engine.batches import FederatedImages, as_images
-from flnl_bench.engine.devices import MEMORY_FORMAT, configure_torch, placed, seeded, sent
+from flnl_bench.engine.devices import CPU, MEMORY_FORMAT, configure_torch, placed, seeded, sent
 from flnl_bench.engine.hook_checks import as_losses, as_message, as_part, as_portions, as_state, check_plain
 from flnl_bench.engine.ledger import Cost, take_work
 from flnl_bench.engine.sgd import SGD
@@ -63,7 +63,8 @@ class Reply:
     answer: Any  # Update after training, a mapping after a visit
     state: State
     cost: Cost
-    loss: float | None = None
+    loss: Tensor | None = None  # summed over the steps; reading it would wait for the device
+    steps: int = 0
 
 
 def build_worker(
@@ -138,6 +139,7 @@ class ClientWorker:
     model: nn.Module  # trained in place for each client in turn
     seed: int
     cost: Cost = field(default_factory=Cost)
+    state_device: torch.device = CPU  # where replies have the states of clients
 
     def __post_init__(self) -> None:
         self.device = self.images.device
@@ -185,8 +187,8 @@ class ClientWorker:
         """Train a client from the global weights."""
         with self._seeded(call):
             client = self._client(weights, call)
-            update, loss = self._train(weights, call, client)
-            return self._reply(client, update, loss)
+            update, loss, steps = self._train(weights, call, client)
+            return self._reply(client, update, loss, steps)
 
     def visit_client(self, weights: Weights, call: Call) -> Reply:
         """Run a task of the method on a client, without training."""
@@ -196,18 +198,18 @@ class ClientWorker:
             answer = as_message(self.method.name, "a task of visit", call.task(client))
             return self._reply(client, sent(answer))
 
-    def _reply(self, client: Client, answer: Any, loss: float | None = None) -> Reply:
+    def _reply(self, client: Client, answer: Any, loss: Tensor | None = None, steps: int = 0) -> Reply:
         check_plain(client.state, f"{self.method.name}: client.state")
         self.cost.add(take_work())  # in one process it may include the server's work of this round
-        return Reply(answer, sent(client.state), self.cost, loss)
+        return Reply(answer, sent(client.state, self.state_device), self.cost, loss, steps)
 
     def global_model(self, weights: Weights) -> nn.Module:
         """Return a frozen model with these weights; the next call overwrites it."""
         self._used = 0
         return self._bind(weights)
 
-    def _train(self, weights: Weights, call: Call, client: Client) -> tuple[Update, float | None]:
-        """Train a client; return its update and its mean loss."""
+    def _train(self, weights: Weights, call: Call, client: Client) -> tuple[Update, Tensor, int]:
+        """Train a client; return its update, the sum of its losses, and the number of steps."""
         model, method, who = self.model, self.method, self.method.name
         self._load(weights, client.state)
         model.eval()
@@ -236,7 +238,7 @@ class ClientWorker:
         for part in method.private:
             client.state[part] = _part(self._live, part)  # copied with the rest of the state
         update = Update(call.client, client.size, copy_weights(self._sent), sent(message))
-        return update, total.item() / count if count else None
+        return update, total, count
 
     def _client(self, weights: Weights, call: Call) -> Client:
         """Make the client object that the method sees."""

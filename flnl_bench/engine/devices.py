@@ -43,6 +43,7 @@ class Devices:
 
     server: torch.device
     workers: tuple[torch.device, ...] = ()
+    state: str = "auto"  # where the states of clients are kept, one of config.STATE_PLACES
 
 
 def choose_devices(
@@ -199,7 +200,8 @@ def map_tensors(
 
 def to_cpu(tree: Any) -> Any:
     """Return the tree with its tensors detached and on the CPU."""
-    return map_tensors(tree, lambda t: t.detach().to("cpu"))
+    crossed = _crossed(tree, CPU)
+    return map_tensors(tree, lambda t: crossed[id(t)] if id(t) in crossed else t.detach().to("cpu"))
 
 
 def sent(tree: Any, device: torch.device = CPU) -> Any:
@@ -208,8 +210,11 @@ def sent(tree: Any, device: torch.device = CPU) -> Any:
     Without a copy, the weights that a client kept or sent would change when this process trains the next
     client, and numbers would depend on the number of processes.
     """
+    crossed = _crossed(tree, device)
 
     def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) in crossed:
+            return crossed[id(tensor)]
         copied = tensor.detach().to(device, copy=True)
         return copied if copied.dim() == 4 else copied.contiguous()  # `placed` sets their layout
 
@@ -222,9 +227,10 @@ def placed(tree: Any, device: torch.device) -> Any:
     A checkpoint loses the layout, and a convolution may round differently in another one. So the layout is
     set at every call, not only after a resume.
     """
+    crossed = _crossed(tree, device)
 
     def move(tensor: Tensor) -> Tensor:
-        tensor = tensor.to(device, non_blocking=True)
+        tensor = crossed[id(tensor)] if id(tensor) in crossed else tensor.to(device, non_blocking=True)
         if tensor.dim() != 4:
             return tensor
         # `contiguous` would accept any strides as channels_last if there is one channel.
@@ -232,3 +238,43 @@ def placed(tree: Any, device: torch.device) -> Any:
         return tensor if tensor.stride() == laid_out.stride() else laid_out.copy_(tensor)
 
     return map_tensors(tree, move)
+
+
+@torch.no_grad()
+def _crossed(tree: Any, device: torch.device) -> dict[int, Tensor]:
+    """Copy the tensors of a tree that must cross between host and GPU; return the copies by the ids of these.
+
+    They cross in one piece and through pinned memory, so that the host waits once at most, not per tensor.
+    """
+    if not torch.cuda.is_initialized():
+        return {}
+    found: dict[int, Tensor] = {}
+
+    def find(tensor: Tensor) -> Tensor:
+        if {tensor.device.type, device.type} == {"cpu", "cuda"}:
+            found[id(tensor)] = tensor
+        return tensor
+
+    map_tensors(tree, find)
+    # The longest numbers first, so that every tensor begins at a multiple of its numbers' length.
+    tensors = sorted(found.values(), key=lambda t: -t.element_size())
+    if not tensors:
+        return {}
+    flat = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+    if device.type == "cuda":
+        flat = to_device(flat, device)
+    else:
+        flat = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True).copy_(flat)
+    copies = [
+        torch.empty_like(
+            t,
+            device=device,
+            requires_grad=False,
+            memory_format=torch.preserve_format if t.dim() == 4 else torch.contiguous_format,
+        )
+        for t in tensors
+    ]
+    pieces = flat.split([t.nbytes for t in tensors])
+    values = [piece.view(t.dtype).view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+    torch._foreach_copy_(copies, values)
+    return {id(t): copied for t, copied in zip(tensors, copies, strict=True)}

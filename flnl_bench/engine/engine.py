@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -17,11 +17,12 @@ from flnl_bench.api import Answers, Client, Method, Server, State, Terms, Update
 from flnl_bench.config import Training
 from flnl_bench.data import Dataset
 from flnl_bench.engine.checkpoint import Name
-from flnl_bench.engine.client import Call, Reply, build_worker, sent_weights
-from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, seeded
+from flnl_bench.engine.client import Call, ClientWorker, Reply, build_worker, sent_weights
+from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, seeded, to_cpu
 from flnl_bench.engine.hook_checks import as_clients, as_numbers, as_state, check_weights
 from flnl_bench.engine.ledger import Cost, count_bytes, leaving, merge, take_work
 from flnl_bench.engine.pool import ProcessPool
+from flnl_bench.engine.states import OnHost, States
 from flnl_bench.engine.tracked import KEYS, Path, TrackedState
 from flnl_bench.errors import expect
 from flnl_bench.models import make_network
@@ -55,7 +56,7 @@ class LocalFederation:
     method: Method
     server: Server
     executor: Executor
-    states: dict[int, State] = field(default_factory=dict)
+    states: MutableMapping[int, State] = field(default_factory=dict)
     drop: float = 0.0  # chance of a client not to answer the training calls of a round
     order: Callable[[Sequence[int]], Sequence[int]] = sorted  # the order of work changes no number
     initial_reads: frozenset[str] = frozenset()  # by `server_state`; part of every round, so of a resumed run
@@ -68,7 +69,7 @@ class LocalFederation:
         self.cost = Cost()
         self.trained: set[int] = set()
         self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
-        self.losses: list[tuple[float, int]] = []  # mean training loss, n_k
+        self.losses: list[tuple[Tensor, int, int]] = []  # sum of the losses of all steps, steps, n_k
         self.messages: list[Mapping[str, Any]] = []  # the ledger entry of each
         take_work()  # drop work between rounds
 
@@ -80,8 +81,8 @@ class LocalFederation:
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
             self._record(k, {"n_k": update.size, **update.message})
-            if reply.loss is not None:
-                self.losses.append((reply.loss, update.size))
+            if reply.loss is not None and reply.steps:
+                self.losses.append((reply.loss, reply.steps, update.size))
             updates.append(update)
         # The last bit of a mean depends on the order of its sum, and `order` must not change a number.
         return sorted(updates, key=lambda update: update.client)
@@ -115,7 +116,13 @@ class LocalFederation:
     @property
     def train_loss(self) -> float | None:
         """Return the mean training loss over the round's clients, weighted by n_k, as a float32."""
-        losses = sorted(self.losses)  # a sum of floats depends on its order
+        if not self.losses:
+            return None
+        sums = torch.stack([total for total, _, _ in self.losses]).tolist()  # read together: one wait
+        # In order, because a sum of floats depends on it.
+        losses = sorted(
+            (total / steps, size) for total, (_, steps, size) in zip(sums, self.losses, strict=True)
+        )
         total = sum(size for _, size in losses)
         return float(np.float32(sum(loss * size for loss, size in losses) / total)) if total else None
 
@@ -241,8 +248,11 @@ class Engine:
         self.executor: Executor = (
             ProcessPool(method, build, images, devices) if devices.workers else build(self.device, images)
         )
+        states = States(devices.state, CPU if devices.workers else self.device)
+        if isinstance(self.executor, ClientWorker):
+            self.executor.state_device = states.device
         self.federation = LocalFederation(
-            method, self.server, self.executor, drop=training.drop, initial_reads=reads
+            method, self.server, self.executor, states, drop=training.drop, initial_reads=reads
         )
         self.changed: set[Path] = set()  # entries of the server's state, in the last round
         self._unsaved: set[Name] = set()  # parts of the state that changed since the last checkpoint
@@ -286,18 +296,19 @@ class Engine:
         self.server.state = self._state.root
         self._unsaved |= {("server", *path) for path in self.changed if path[-1] is not KEYS}
         self._unsaved |= {("client", k) for k in self.federation.seen}
-        logits = self._test_logits()
-        accuracy, loss = self._score(logits)
+        # One copy to the host for all numbers, because every copy waits for the device.
+        score, *of_members = to_cpu([self._score(member) for member in (None, *self.method.members)])
         members = {
-            f"accuracy_{member}": self._score(self._test_logits(member))[0] for member in self.method.members
+            f"accuracy_{name}": 100.0 * scored["accuracy"].item()
+            for name, scored in zip(self.method.members, of_members, strict=True)
         }
         self.server.round = number + 1  # last: the tests belong to this round
         cost = self.federation.cost
         return RoundReport(
             round=number,
-            accuracy=accuracy,
-            loss=loss,
-            class_accuracy=self._class_accuracy(logits),
+            accuracy=100.0 * score["accuracy"].item(),
+            loss=score["loss"].item(),
+            class_accuracy=self._class_accuracy(score["right"].numpy()),
             train_loss=self.federation.train_loss,
             clients=tuple(sorted(self.federation.trained)),
             bytes_down=cost.bytes_down,
@@ -310,24 +321,25 @@ class Engine:
         )
 
     # -- the global model ----------------------------------------------------------------------------
-    def _test_logits(self, member: str | None = None) -> Tensor:
-        """Return the logits of the test images by the global model, or by one network of it."""
-        return self.executor.logits(self.server.weights, "test", self.test_rows, member)
-
-    def _score(self, logits: Tensor) -> tuple[float, float]:
-        """Return test accuracy in percent and mean loss."""
-        right = (logits.argmax(1) == self.test_labels).float().mean()
+    def _score(self, member: str | None = None) -> dict[str, Tensor]:
+        """Test the global model, or one network of it; accuracy is a share."""
+        logits = self.executor.logits(self.server.weights, "test", self.test_rows, member)
+        right = logits.argmax(1) == self.test_labels
         loss = F.cross_entropy(logits, self.test_labels)
-        return 100.0 * right.item(), loss.item()
+        return {"right": right, "accuracy": right.float().mean(), "loss": loss}
 
-    def _class_accuracy(self, logits: Tensor) -> tuple[float | None, ...]:
+    def _class_accuracy(self, right: np.ndarray) -> tuple[float | None, ...]:
         """Return the test accuracy of each class in percent; None for a class without test images."""
-        right = (logits.argmax(1) == self.test_labels).cpu().numpy()
         return tuple(100.0 * float(right[rows].mean()) if rows.any() else None for rows in self._of_class)
 
     def predict_train(self, rows: np.ndarray) -> np.ndarray:
         """Return the classes that the global model predicts for some training images."""
         return self.executor.logits(self.server.weights, "train", rows).argmax(1).cpu().numpy()
+
+    @property
+    def states_on_host(self) -> Mapping[int, State]:
+        """Return the states of the clients with their tensors on the CPU, as the server's state."""
+        return OnHost(self.federation.states)
 
     # -- checkpoints ---------------------------------------------------------------------------------
     def parts(self) -> dict[Name, Any]:
@@ -352,7 +364,7 @@ class Engine:
         self.server.weights = placed(engine["weights"], self.device)
         self._state.restore({name[1:]: part for name, part in parts.items() if name[0] == "server"})
         self.server.state = self._state.root
-        self.federation.states = {name[1]: part for name, part in parts.items() if name[0] == "client"}
+        self.federation.states.update({name[1]: part for name, part in parts.items() if name[0] == "client"})
         self._unsaved = set()
 
     def close(self) -> None:

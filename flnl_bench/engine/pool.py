@@ -215,4 +215,5 @@ class _WorkerServer:
         if verb == "visit":
             return self.worker.visit_client(self.weights, *arguments)
         reply = self.worker.train_client(self.weights, *arguments)
-        return replace(reply, answer=replace(reply.answer, weights=to_cpu(reply.answer.weights)))
+        weights, loss = to_cpu((reply.answer.weights, reply.loss))
+        return replace(reply, answer=replace(reply.answer, weights=weights), loss=loss)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from flnl_bench.engine.checkpoint import tree_digest
-from flnl_bench.engine.devices import CPU, placed, sent
+from flnl_bench.engine.devices import CPU, placed, sent, to_cpu
 from flnl_bench.engine.hook_checks import check_plain
 from flnl_bench.errors import expect
 
@@ -142,10 +142,18 @@ class TrackedState:
                 old.note_all(key)
             self.root.update(state)
         changed: set[Path] = set()
-        for path in self.notes.take():
-            if path[-1] is not KEYS:
-                self._settle(path, changed)
+        touched = [path for path in self.notes.take() if path[-1] is not KEYS]
+        self._to_host(touched)
+        for path in touched:
+            self._settle(path, changed)
         return changed
+
+    def _to_host(self, paths: list[Path]) -> None:
+        """Copy values from a GPU, all in one piece."""
+        entries = {path: self.entry(path) for path in paths}
+        values = {path: entry["value"] for path, entry in entries.items() if entry and "value" in entry}
+        for (*above, key), value in to_cpu(values).items():
+            (self.root.peek(above[0]) if above else self.root).put(key, value)
 
     def _settle(self, path: Path, changed: set[Path]) -> None:
         *above, key = path

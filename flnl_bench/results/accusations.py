@@ -116,4 +116,6 @@ def client_accuracy(scenario: Scenario, class_accuracy: Shares) -> np.ndarray:
     tested = np.isfinite(accuracy)
     counts = scenario.class_counts[:, tested]
     totals = counts.sum(1)
-    return np.where(totals > 0, counts @ accuracy[tested] / np.maximum(totals, 1), np.nan)
+    # A product per client: one with all of them would round differently.
+    sums = np.matmul(counts[:, None, :].astype(float, order="C"), accuracy[tested][:, None])[:, 0, 0]
+    return np.where(totals > 0, sums / np.maximum(totals, 1), np.nan)

@@ -59,6 +59,7 @@ def run(
     device: str = "auto",
     devices: Sequence[str] | None = None,
     workers: int | None = None,
+    state: str = "auto",
     data_dir: AnyPath | None = None,
     out: AnyPath = "results/runs",
     fresh: bool = False,
@@ -98,6 +99,7 @@ def run(
         device: "auto", "cpu", "cuda" or "mps".
         devices: of the clients of a round, as in ["cuda:0", "cuda:1"]; changes no number.
         workers: processes that share the clients of a round; changes no number.
+        state: where clients' states are kept, "device", "host", "disk", or "auto": on the GPU while they fit.
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
         fresh: run again, even if the run is finished.

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.config import TRAINING_FIELDS, as_set, check_seed, plain_value, training_changes
+from flnl_bench.config import STATE_PLACES, TRAINING_FIELDS, as_set, check_seed, plain_value, training_changes
 from flnl_bench.errors import BadInput, require, unknown
 
 AnyPath = str | PathLike[str]  # a file or folder
@@ -36,6 +36,7 @@ class RunOptions:
     device: str = "auto"
     devices: tuple[str, ...] = ()  # of worker processes, as cuda:0
     workers: int | None = None  # worker processes
+    state: str = "auto"  # where the states of clients are kept, one of STATE_PLACES
     data_dir: Path | None = None
     out: Path = Path("results/runs")
     tracker: tuple[str, ...] = ()
@@ -99,6 +100,8 @@ def check_kinds(given: Mapping[str, Any]) -> None:
     require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
     saved = given.get("save_model", False)
     require(type(saved) is bool, "save_model", repr(saved), "true or false")
+    if (place := given.get("state", "auto")) not in STATE_PLACES:
+        raise unknown("state", str(place), STATE_PLACES)
     checkpoint_interval(given.get("checkpoint_every", 1))
     for name in given.keys() & {"devices", "tracker"}:
         value = given[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,7 +130,9 @@ def prepare(options: RunOptions, progress: LoadProgress | None = None) -> Runner
         method=method,
         dataset=dress(dataset, scenario),
         scenario=scenario,
-        devices=choose_devices(options.device, options.devices, options.workers, most),
+        devices=dataclasses.replace(
+            choose_devices(options.device, options.devices, options.workers, most), state=options.state
+        ),
         changed=changed_values(config, options.preset),
     )
 

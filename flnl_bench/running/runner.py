@@ -58,7 +58,7 @@ class Diagnostics:
     def round(self, engine: Engine, class_accuracy: Shares, clients: Sequence[int]) -> dict[str, Any]:
         """Return the numbers after a round in which these clients trained."""
         federation = engine.federation
-        changed = self.beliefs.after(engine.server, federation.states, federation.seen, engine.changed)
+        changed = self.beliefs.after(engine.server, engine.states_on_host, federation.seen, engine.changed)
         self.judge.update(changed)
         self.accusations.update(changed)
         return {
@@ -278,4 +278,4 @@ class Runner:
         return recorded
 
     def _beliefs(self, engine: Engine) -> dict[int, Beliefs]:
-        return gather_beliefs(self.method, engine.server, engine.federation.states, self.scenario.sizes)
+        return gather_beliefs(self.method, engine.server, engine.states_on_host, self.scenario.sizes)

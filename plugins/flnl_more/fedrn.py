@@ -47,7 +47,7 @@ from flnl_bench import (
 from flnl_bench.numerics import (
     clean_posterior,
     cosine,
-    is_finite,
+    finite_updates,
     min_max_scaled,
     sgd_step,
     warmup_rounds,
@@ -104,7 +104,7 @@ class FedRN(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """The mean by the full n_k; the server keeps models, e and o, but not of models that diverged."""
-        for u in filter(lambda update: is_finite(update.weights), updates):
+        for u in finite_updates(updates):
             server.state["models"][u.client] = {
                 name: w.half() if self.keep == "fp16" else w for name, w in u.weights.items()
             }

@@ -17,7 +17,15 @@ from functools import partial
 from typing import Annotated, Literal
 
 from flnl_bench import Federation, Method, Positive, Range, Server, Share, Update, Weights
-from flnl_bench.numerics import AGGREGATORS, STATISTICS, Rule, average, combined, distrusted, is_finite
+from flnl_bench.numerics import (
+    AGGREGATORS,
+    STATISTICS,
+    Rule,
+    average,
+    combined,
+    distrusted,
+    finite_updates,
+)
 
 
 class RobustAggregation(Method):
@@ -45,7 +53,7 @@ class RobustAggregation(Method):
         """FedAvg's; how many models were left out is recorded."""
         updates = federation.train(self.sample(server))
         server.weights = self.aggregate(server, updates)
-        sound = sum(is_finite(update.weights) for update in updates)
+        sound = len(finite_updates(updates))
         return {"not_finite": len(updates) - sound, **self.numbers(sound)}
 
 

@@ -43,8 +43,8 @@ from flnl_bench.numerics import (
     cosine,
     entropy,
     final_forget_rate,
+    finite_updates,
     forget_rate,
-    is_finite,
     kept_count,
     linear_ramp,
     mean_of_kept,
@@ -101,7 +101,7 @@ class RoFL(Method):
 
     def aggregate(self, server: Server, updates: Sequence[Update]) -> Weights:
         """The mean of the models by n_k, and of the centroids by their cosines; of those that are finite."""
-        sound = [u.message["centroids"] for u in updates if is_finite(u.weights)]
+        sound = [u.message["centroids"] for u in finite_updates(updates)]
         if sound:
             server.state["centroids"] = merged(server.state["centroids"], torch.stack(sound))  # of [m, C, d]
         return super().aggregate(server, updates)
