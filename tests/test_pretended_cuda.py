@@ -31,7 +31,7 @@ TRAINING = dataclasses.replace(
 # whether the models are finite.
 USUAL = 3
 BUDGETS = {
-    "fedgr": 5,
+    "fedgr": 7,
     "fl-dividemix": 13,
     "fedfixer": 6,
     "feddiv": 17,
