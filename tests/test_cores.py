@@ -21,6 +21,7 @@ W = [[0.5, -0.2], [0.1, 0.4], [-0.3, 0.2]]
 THETA = [[0.2, 0.1], [0.0, 0.3], [0.1, -0.2]]
 
 
+@pytest.mark.slow
 @parametrize_with_checks([Cores, LocalCores()])
 def test_conformance(check):
     check()

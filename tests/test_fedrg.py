@@ -17,8 +17,14 @@ from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds
 RELEASED = FedRG(fit="batch", rows="all", halved=False)
 
 
-@parametrize_with_checks([FedRG, RELEASED])
+@parametrize_with_checks([FedRG])
 def test_conformance(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks([RELEASED])
+def test_conformance_of_the_released_form(check):
     check()
 
 

@@ -328,6 +328,7 @@ def test_before_its_round_it_is_co_teaching_to_the_bit_and_then_sends_as_much():
     assert 0 <= numbers["disagreement"] <= 1
 
 
+@pytest.mark.slow
 @parametrize_with_checks([FLCoteachingPlus(disagree_from=1)])
 def test_conformance_of_plus(check):
     check()

@@ -25,8 +25,14 @@ from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds
 QUICK = FedEFC(monitor_share=0.0, patience=1)  # corrects from round 3 on in the toy world
 
 
-@parametrize_with_checks([FedEFC(monitor_share=0.0, patience=1, accuracy="training", view="weak"), Forward])
+@parametrize_with_checks([FedEFC(monitor_share=0.0, patience=1, accuracy="training", view="weak")])
 def test_conformance(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks([Forward])
+def test_conformance_of_forward(check):
     check()
 
 

@@ -134,11 +134,16 @@ def here(tmp_path, monkeypatch):
     np.savetxt("T.txt", np.full((10, 10), 0.03) + 0.7 * np.eye(10))
 
 
-# Methods see only labels, whatever made them; images of no class are the odd case.
+def is_fast(method, kind):
+    """Methods see only labels, whatever made them; images of no class are the odd case."""
+    ours = default_methods().method_class(method).__module__.startswith("flnl_methods")
+    return method == "fedgr" or (kind == "open" and ours)
+
+
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
-        pytest.param(method, kind, marks=() if method == "fedgr" or kind == "open" else pytest.mark.slow)
+        pytest.param(method, kind, marks=() if is_fast(method, kind) else pytest.mark.slow)
         for method in default_methods().methods
         for kind in SETTINGS
     ],

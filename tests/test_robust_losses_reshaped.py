@@ -27,14 +27,9 @@ from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds
 ALL = [NCEandRCE(), NCEandMAE(), Focal(), BiTempered(), MixUp()]
 
 
-@parametrize_with_checks([MixUp, BiTempered])
-def test_conformance(check):
-    check()
-
-
 @pytest.mark.slow
-@parametrize_with_checks([NCEandRCE, NCEandMAE, Focal])
-def test_conformance_of_the_other_losses(check):
+@parametrize_with_checks([NCEandRCE, NCEandMAE, Focal, BiTempered, MixUp])
+def test_conformance(check):
     check()
 
 

@@ -12,8 +12,14 @@ from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
 
 
-@parametrize_with_checks([FedExP, FedDyn])
+@parametrize_with_checks([FedDyn])
 def test_conformance(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks([FedExP])
+def test_conformance_of_fedexp(check):
     check()
 
 

@@ -59,7 +59,7 @@ NINE = [
         ("tables/fedgr-hyperparameters", (4 * 3 - 3) * 3 * 2 * 3),
         ("quick-digits", 12 * 5 * 3 * 10),
         ("quick-fashion-mnist", 12 * 2 * 3 * 3),
-        ("more-digits", 30 * 3 * 3 * 3),
+        ("more-digits", 31 * 3 * 3 * 3),
         ("medium-cifar10", 6 * 4),
         ("tables/fedcorr-cifar10", 6 * 4 * 2 * 3),
         ("tables/fedcorr-cifar100", 6 * 4 * 2 * 3),
