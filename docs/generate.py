@@ -81,9 +81,15 @@ def redirected(markdown: str, place: str) -> str:
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"<picture>.*?</picture>", both_pictures, markdown, flags=re.S)
     markdown = markdown.replace("](../README.md)", "](index.md)")
+    markdown = re.sub(r"\[([a-z-]+\.md)\]\(", lambda match: f"[{title_of(match[1])}](", markdown)
     markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)?[A-Z]+\.(?:md|cff)\)", r"\1", markdown)
     code = r"\]\(\.\./plugins/\w+/(\w+)\.py\)"
     return re.sub(code, lambda match: f"]({page_of_file(match[1])}#code)", markdown)
+
+
+def title_of(page: str) -> str:
+    """Return the title of a page of docs/."""
+    return (ROOT / "docs" / page).read_text().partition("\n")[0].removeprefix("# ")
 
 
 def both_pictures(match: re.Match[str]) -> str:
@@ -182,6 +188,7 @@ def overview_page(overview: str) -> str:
         ("method", "idea", "reference"),
         [(f"[{titles[name]}](methods/{name}.md)", *rows[name][:2]) for name in titles if name in rows],
     )
+    overview = re.sub(r"^M is one model\..*?\n\n", "", overview, flags=re.M | re.S)  # of the columns left out
     text = re.sub(r"^\| method \|.*?\n(?=\n)", lambda _: short + "\n", overview, flags=re.M | re.S)
     return re.split(r"^## Sources", text, flags=re.M)[0]
 
