@@ -25,8 +25,8 @@ _received: list[int] = []  # the STOPS that this process received while it is `i
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for SIGTERM as for Ctrl-C; `interrupted` returns True from then on."""
+def interruptible(*more: signal.Signals) -> Iterator[None]:
+    """Raise KeyboardInterrupt for SIGTERM and `more` as for Ctrl-C; `interrupted` returns True afterwards."""
 
     def interrupt(number: int, _: object) -> NoReturn:
         _received.append(number)
@@ -34,7 +34,7 @@ def interruptible() -> Iterator[None]:
 
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in the background of a shell
     try:
-        with _handled_by(interrupt, {signal.SIGTERM} if ignored else STOPS):
+        with _handled_by(interrupt, ({signal.SIGTERM} if ignored else STOPS) | {*more}):
             yield
     finally:
         _received.clear()

@@ -43,14 +43,13 @@ def local(suite_file, tmp_path):
     return all_rounds(tmp_path / "local")
 
 
-def kill_a_worker(process, out):
-    """Kill the first process that has two rounds of a run, and so a checkpoint."""
+def running(process, out):
+    """Return the first process that has two rounds of a run, and so a checkpoint."""
     while True:
-        assert process.poll() is None
+        assert process.poll() is None, process.stderr.read()
         for claim in out.rglob(".claim"):
             if (claim.parent / "rounds.jsonl").exists() and len(rounds_of(claim.parent)) > 1:
-                os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
-                return
+                return json.loads(claim.read_text())["pid"]
         time.sleep(0.01)
 
 
@@ -62,7 +61,7 @@ def test_the_numbers_are_those_of_local_and_a_killed_worker_is_replaced(
     monkeypatch.setenv("FLNL_SLURM_CLUSTER", "local")
     out = tmp_path / "cluster"
     process = start("suite", suite_file, "--executor", executor, "--jobs", 1, "--out", out, "--json")
-    kill_a_worker(process, out)
+    os.kill(running(process, out), signal.SIGKILL)
     outcome = json.loads(process.communicate()[0])
     assert (process.returncode, outcome["counts"]) == (0, ALL)
     assert sum(record["resumed"] for record in records(out).values()) == 1

@@ -20,8 +20,10 @@ from command_line import flnl, rounds_of
 from flnl_bench import Method
 from flnl_bench.methods import default_methods
 from flnl_bench.results.lock import claimed, owner
+from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.running.resolve import prepare
 from flnl_bench.suite.grid import PlannedRun, make_grid
+from flnl_bench.suite.launchers import slurm_task
 from flnl_bench.suite.progress import progress_of
 from flnl_bench.suite.scheduler import CHANGED, WorkerReport, run_planned, worker_arguments
 from flnl_bench.suite.suite_file import read_suite
@@ -183,6 +185,21 @@ def test_a_dead_worker_is_replaced_and_ctrl_c_ends_the_others(whole, suite_file,
     assert not any(owner(path) for path in records(tmp_path))
     assert flnl("suite", suite_file, "--out", tmp_path).code == 0
     assert all_rounds(tmp_path) == whole
+
+
+def test_the_signal_before_the_time_limit_of_a_job_stops_its_run(suite_file, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    planned = make_grid(read_suite(suite_file), out=tmp_path)[0]
+    save = RunFolder.append_round
+
+    def reach_the_limit(self, row):
+        save(self, row)
+        signal.raise_signal(signal.SIGUSR2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_round", reach_the_limit)
+        assert slurm_task(planned, False, []).status == "lost"
+    assert progress_of(planned).status == "waiting"
 
 
 def test_a_suite_stops_on_a_signal_that_a_library_swallows(suite_file, tmp_path, inline, monkeypatch):

@@ -6,7 +6,10 @@ import contextlib
 import importlib
 import math
 import os
+import pickle
 import shutil
+import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,7 @@ from flnl_bench.suite.scheduler import WorkerReport, run_planned, worker_argumen
 
 CLUSTER = "FLNL_SLURM_CLUSTER"  # "local": submitit's processes on this machine, for a try without Slurm
 MINUTES = 24 * 60  # time limit of a job, unless `--slurm time=MINUTES` is given; the next job resumes the run
+QUERY = 10.0  # seconds between two calls of squeue
 
 
 # -- this machine ------------------------------------------------------------------------------------
@@ -192,7 +196,11 @@ def capacity(cluster: Mapping[str, float], jobs: int | None, cpus: float, gpus: 
 
 # -- Slurm, through submitit -------------------------------------------------------------------------
 class SlurmLauncher:
-    """Job arrays with one task per run; logs are in `.slurm` of the results folder."""
+    """Job arrays with one task per run; logs are in `.slurm` of the results folder.
+
+    A job has ended when its result file exists. A job without one that squeue no longer lists is lost: unlike
+    sacct, squeue needs no accounting.
+    """
 
     tick = 5.0
 
@@ -210,10 +218,12 @@ class SlurmLauncher:
         self.local = os.environ.get(CLUSTER) == "local"
         if not self.local and shutil.which("sbatch") is None:
             raise BadInput("--executor slurm: this machine has no sbatch; start the suite on a login node")
-        folder = out.absolute() / ".slurm"
-        self.executor = submitit.AutoExecutor(folder=folder, cluster="local" if self.local else "slurm")
+        self.folder = out.absolute() / ".slurm"
+        self.executor = submitit.AutoExecutor(self.folder, cluster="local" if self.local else "slurm")
         parameters: dict[str, Any] = {"slurm_array_parallelism": jobs, "cpus_per_task": math.ceil(cpus)}
         parameters["timeout_min"] = MINUTES
+        # The suite submits lost runs again: a job that Slurm requeued would be a second one.
+        parameters["slurm_additional_parameters"] = {"no-requeue": True}
         parameters |= {"gpus_per_node": 1} if gpu else {}
         parameters |= {f"slurm_{key}": _number(value) for key, value in options.items()}
         try:
@@ -225,6 +235,9 @@ class SlurmLauncher:
         self.capacity = min(jobs, os.cpu_count() or 1) if self.local else None
         self.queue: deque[PlannedRun] = deque()
         self.jobs: dict[Any, PlannedRun] = {}
+        self.arrays: set[str] = set()  # Slurm's number of each array
+        self.gone: set[Any] = set()  # jobs without a result that the last call of squeue did not list
+        self.next_query = 0.0
 
     def submit(self, plans: Sequence[PlannedRun]) -> None:
         """Hand runs to Slurm as one array."""
@@ -236,43 +249,87 @@ class SlurmLauncher:
             try:
                 jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
             except self.errors.FailedJobError as error:
-                raise BadInput(f"--executor slurm: {error}") from None
+                raise BadInput(f"--executor slurm: {one_line(error)}") from None
             self.jobs.update(zip(jobs, batch, strict=True))
+            self.arrays.update(job.job_id.partition("_")[0] for job in jobs)
 
     def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
-        """Collect reports; a job without one (time limit, preemption, lost node) is lost."""
+        """Collect reports; a job without one (killed, preempted, lost node) is lost."""
         until = time.monotonic() + (0.5 if self.local else self.tick)
-        while not (ended := [job for job in self.jobs if job.done()]) and time.monotonic() < until:
+        while not (ended := self._ended()) and time.monotonic() < until:
             time.sleep(0.1 if self.local else 1.0)
-        reports = [(self.jobs.pop(job), self._report(job)) for job in ended]
+        reports = [(self.jobs.pop(job), _slurm_report(job)) for job in ended]
         self.submit(())
         return reports
 
-    def _report(self, job: Any) -> WorkerReport:
-        try:
-            error = job.exception()
-        except self.errors.UncompletedJobError as lost:
-            error = lost
-        if error is None:
-            report: WorkerReport = job.result()
-            return report
-        return WorkerReport("lost", f"Slurm job {job.job_id} ended as {job.state}")
+    def _ended(self) -> list[Any]:
+        """Return the jobs that have a result file or are lost."""
+        if self.local:
+            return [job for job in self.jobs if job.done()]
+        written = set(os.listdir(self.folder))  # a shared file system rereads a folder, but not each file
+        ended = {job for job in self.jobs if job.paths.result_pickle.name in written}
+        if not ended and time.monotonic() >= self.next_query:
+            self.next_query = time.monotonic() + QUERY
+            if (listed := _slurm_queue()) is not None:
+                gone = {job for job in self.jobs if job.job_id not in listed}
+                # The result file of a job may appear after the job's end: only the second query counts.
+                ended, self.gone = gone & self.gone, gone
+        return [job for job in self.jobs if job in ended]
 
     def stop(self) -> None:
         """Cancel the jobs: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
         self.queue.clear()
-        for job in self.jobs:
-            job.cancel()
+        if not self.jobs:
+            return
+        if self.local:
+            for job in self.jobs:
+                job.cancel()
+        else:
+            subprocess.run(["scancel", *self.arrays], check=False, capture_output=True)
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
-            until = time.monotonic() + 30
-            while time.monotonic() < until and not all(job.done(force_check=True) for job in self.jobs):
-                time.sleep(0.2)
+            until = time.monotonic() + 60  # Slurm kills a job 30 seconds (KillWait) after SIGTERM
+            while time.monotonic() < until and self._active():
+                time.sleep(0.2 if self.local else 1.0)
+
+    def _active(self) -> bool:
+        """Return whether one of all jobs that were submitted still runs."""
+        if self.local:
+            return not all(job.done() for job in self.jobs)
+        listed = _slurm_queue()
+        return listed is None or any(number.partition("_")[0] in self.arrays for number in listed)
 
 
 def slurm_task(planned: PlannedRun, retry_failed: bool, plugin_files: Sequence[Path]) -> WorkerReport:
-    """Do the work of one task of the array; submitit itself would ignore SIGTERM."""
-    with interruptible():
+    """Do the work of one task of the array.
+
+    Submitit would ignore SIGTERM, and would end the run as failed at its own signal (SIGUSR2), which Slurm
+    sends before the time limit.
+    """
+    from submitit import JobEnvironment
+
+    with interruptible(signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]):
         return run_planned(planned, retry_failed, plugin_files)
+
+
+def _slurm_report(job: Any) -> WorkerReport:
+    """Return the report of a job that has ended."""
+    try:
+        outcome, report = pickle.loads(job.paths.result_pickle.read_bytes())
+    except (OSError, EOFError):
+        return WorkerReport("lost", f"Slurm job {job.job_id} ended without a result")
+    if outcome == "success" and isinstance(report, WorkerReport):
+        return report
+    return WorkerReport("lost", f"Slurm job {job.job_id}: {str(report).strip().splitlines()[-1]}")
+
+
+def _slurm_queue() -> set[str] | None:
+    """Return the numbers of this user's waiting and running jobs; None if Slurm does not answer."""
+    command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={os.getuid()}"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return set(answer.stdout.split())
 
 
 def _number(text: str) -> str | int:
