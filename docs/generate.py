@@ -59,6 +59,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     pages = {"index.md": (ROOT / "README.md").read_text(), "names.md": names_page(), "api.md": api_page()}
     overview = (ROOT / "docs" / OVERVIEW).read_text()
+    pages["atlas.md"] = atlas_page(overview)
     pages |= {f"methods/{name}.md": method_page(name, title, overview) for name, title in in_order()}
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
@@ -191,6 +192,22 @@ def overview_page(overview: str) -> str:
     overview = re.sub(r"^M is one model\..*?\n\n", "", overview, flags=re.M | re.S)  # of the columns left out
     text = re.sub(r"^\| method \|.*?\n(?=\n)", lambda _: short + "\n", overview, flags=re.M | re.S)
     return re.split(r"^## Sources", text, flags=re.M)[0]
+
+
+def atlas_page(overview: str) -> str:
+    """Return the page on paper, code and implementation of each method."""
+    rows = rows_of(overview)
+    lines = []
+    for name, title in in_order():
+        about = declaration(name)
+        values = (about.code, about.follows, rows[name][4], about.checked, about.own_numbers or "–")
+        lines.append((f"[{title}](methods/{name}.md)", rows[name][1], *values))
+    head = ("method", "paper", "code", "we follow", "where ours differs", "checked by", "authors' numbers")
+    return (
+        "# Papers and code\n\nFor each method: its paper, the official code, which of the two ours follows "
+        "where they differ, and how ours was checked. `python -m pytest -m slow tests` runs the checks that "
+        "take minutes; the others are in the fast suite.\n\n" + table(head, lines)
+    )
 
 
 def sources_of(name: str, overview: str) -> str:

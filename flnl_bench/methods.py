@@ -342,6 +342,10 @@ class Declaration:
     place: float = math.inf  # in tables: the smallest number first, then by name
     paper_cost: str = ""  # the formula of its cost in the FedGR paper
     assumes: tuple[str, ...] = ()  # keys of ASSUMPTIONS
+    code: str = ""  # of its authors: OWNER/NAME (COMMIT)
+    follows: str = ""  # where paper and code differ: which one is followed
+    checked: str = ""  # how the implementation was checked
+    own_numbers: str = ""  # the authors' own results that can be compared
 
 
 _FORMS = {"colour": r"#[0-9a-f]{6}", "marker": r"[.,ov^<>1-8spP*hH+xXDd|_]", "dash": r"-|--|-\.|:"}

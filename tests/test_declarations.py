@@ -12,7 +12,7 @@ import pytest
 
 from flnl_bench import plots, plugin_files, registry
 from flnl_bench.leaderboards.comparability import method_key
-from flnl_bench.methods import Declaration, declaration, declarations
+from flnl_bench.methods import Declaration, declaration, declarations, default_methods
 
 METHOD = """
 raise SystemExit("nobody imports this")
@@ -96,3 +96,11 @@ def test_reading_declarations_imports_no_method():
 
 def test_every_declared_variant_has_a_title():
     assert all(about.title for about in declarations().values())
+
+
+def test_every_method_of_our_packs_says_what_it_follows_and_how_it_was_checked():
+    for name in default_methods().methods:
+        about = declaration(name)
+        assert about.code, name
+        assert about.follows, name
+        assert about.checked, name
