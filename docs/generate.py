@@ -200,12 +200,12 @@ def atlas_page(overview: str) -> str:
     lines = []
     for name, title in in_order():
         about = declaration(name)
-        values = (about.code, about.follows, rows[name][4], about.checked, about.own_numbers or "–")
+        values = (about.code, about.follows, about.checked, about.own_numbers or "–")
         lines.append((f"[{title}](methods/{name}.md)", rows[name][1], *values))
-    head = ("method", "paper", "code", "we follow", "where ours differs", "checked by", "authors' numbers")
+    head = ("method", "paper", "code", "we follow", "checked by", "authors' numbers")
     return (
         "# Papers and code\n\nFor each method: its paper, the official code, which of the two ours follows "
-        "where they differ, and how ours was checked. `python -m pytest -m slow tests` runs the checks that "
+        "where they differ, and how ours was checked; the page of the method lists the differences. `python -m pytest -m slow tests` runs the checks that "
         "take minutes; the others are in the fast suite.\n\n" + table(head, lines)
     )
 
