@@ -200,14 +200,16 @@ def atlas_page(overview: str) -> str:
     lines = []
     for name, title in in_order():
         about = declaration(name)
-        values = (about.code, about.follows, about.checked, about.own_numbers or "–")
+        own = f". Their own numbers: {about.own_numbers}" if about.own_numbers else ""
+        values = (about.code, about.follows, about.checked + own)
         lines.append((f"[{title}](methods/{name}.md)", rows[name][1], *values))
-    head = ("method", "paper", "code", "we follow", "checked by", "authors' numbers")
-    return (
-        "# Papers and code\n\nFor each method: its paper, the official code, which of the two ours follows "
-        "where they differ, and how ours was checked; the page of the method lists the differences. `python -m pytest -m slow tests` runs the checks that "
-        "take minutes; the others are in the fast suite.\n\n" + table(head, lines)
+    head = ("method", "paper", "code", "we follow", "checked by")
+    about_page = (
+        "For each method: its paper, the official code, which of the two ours follows where they differ, "
+        "and how ours was checked; the page of the method lists the differences. `make test-slow` runs "
+        "the checks that take minutes; the others are in the fast suite."
     )
+    return f"---\nhide: [toc]\n---\n\n# Papers and code\n\n{about_page}\n\n{table(head, lines)}"
 
 
 def sources_of(name: str, overview: str) -> str:
