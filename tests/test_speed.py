@@ -13,7 +13,10 @@ from benchmarks.speed.__main__ import main
 from benchmarks.speed.growth import federation
 from benchmarks.speed.loops import Limit, Naive, Ours, average
 from benchmarks.speed.measuring import best_seconds
-from flnl_bench.testing.worlds import make_world, random_images
+from benchmarks.speed.passes import Bare, played, weighted_median
+from flnl_bench.engine.devices import CPU, Devices
+from flnl_bench.methods import default_methods
+from flnl_bench.testing.worlds import make_world, random_images, worker_of
 
 
 @pytest.fixture
@@ -76,6 +79,24 @@ def test_more_clients_hold_as_many_samples_and_as_many_take_part():
     few, many = (federation(sampled=5, samples=16, clients=clients) for clients in (10, 40))
     assert set(few.scenario.sizes) == set(many.scenario.sizes) == {16}
     assert few.training.fraction * 10 == many.training.fraction * 40 == 5
+
+
+def test_a_replay_does_the_passes_of_the_calls_and_the_ledger_has_no_others(world):
+    engine = world.engine(default_methods().make("fl-coteaching", {}, {}), Devices(CPU))
+    bare, seen = Bare(world, worker_of(engine).images.views), []
+    replay = bare.replay
+    bare.replay = lambda events: seen.append(list(events)) or replay(events)
+    row, report = played(engine, bare)
+    assert len(row.calls) == len(seen) == 2
+    kinds = [[(kind, size) for kind, _, size in events] for events in seen]
+    one_step = [("gradient", 32), ("gradient", 32), ("step", 2 * bare.parameters)]
+    assert kinds[0][:4] == [("view", 40), *one_step]
+    assert row.passes == 6  # two networks, and a backward pass counts twice
+    assert report.backward == sum(size for events in kinds for kind, size in events if kind == "gradient")
+
+
+def test_the_median_of_ratios_weighs_the_longer_calls_more():
+    assert weighted_median([(1.0, 1.0), (30.0, 10.0), (2.0, 1.0)]) == 3.0
 
 
 def test_the_program_prints_json_and_no_step_waits(monkeypatch, capsys):

@@ -1,31 +1,29 @@
 """CPU time of a method's round in units of the bare cost of its passes.
 
-A round of `Engine.run_round` is watched: which passes through a network it makes, of how many samples, in
-which mode, with a gradient or without; which views it renders of how many images; how often it moves the
-weights. The samples that were watched must be those in the engine's ledger. Then the same list is done by the
-shortest code, in the same process and directly after the round:
+Every call of a client in a round of `Engine.run_round` is watched: which passes through a network it makes,
+of how many samples, in which mode, with a gradient or without; which views it renders of how many images; how
+often it moves the weights. The samples that were watched must be those in the engine's ledger. Then the same
+list is done by the shortest code, in the same process and directly after the call:
 
 - a pass without a gradient: backbone and head on a ready batch of that many images, channels_last;
 - a pass with a gradient: the same, the mean cross-entropy and its gradient;
 - a step: the fused SGD kernel over one network; if the method trains several, as often as it has networks;
 - a view: random parameters, gathered images, the engine's renderer.
 
-The figure is the shortest round / the shortest replay, by the CPU time of the process. Rounds differ in their
-samples, so both are per unit of work: a pass without a gradient is one unit, one with a gradient three. All
-that a method computes besides its passes is overhead (losses, mixtures, averages of teachers), and so is all
-that the engine does: calls of clients, states, messages, checks, averages; the test is of one image.
+The figure is the median over calls of call / replay, weighted by the replays, plus what the round needs
+besides its calls, divided by all replays. The clock is the CPU time of the process. All that a method
+computes besides its passes is overhead (losses, mixtures, averages of teachers), and so is all that the
+engine does: states, messages, checks, averages; the test is of one image.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +35,9 @@ from torch import Tensor, nn
 from benchmarks.speed.measuring import Table
 from flnl_bench.data import load_dataset
 from flnl_bench.engine.augmentation import Views, draw_view
+from flnl_bench.engine.client import ClientWorker, Reply
 from flnl_bench.engine.devices import CPU, MEMORY_FORMAT, Devices
+from flnl_bench.engine.engine import Engine, RoundReport
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.methods import declarations, default_methods
 from flnl_bench.models import make_network
@@ -45,16 +45,16 @@ from flnl_bench.models.networks import Network
 from flnl_bench.testing.worlds import World, make_world, random_images, worker_of
 
 ROUNDS = 20  # of a run; the warm-ups take up to a fifth
-METHODS = [name for name, declared in declarations().items() if declared.place < math.inf]
+METHODS = sorted(declarations())
 CHANGES = {"feddiv": {"least_samples": "10"}}  # as in the preset `quick`
 Event = tuple[str, Any, int]  # what, which, of how many samples
 
 
 def passes_world(model: str) -> World:
-    """Return the small clients of the preset `quick` for tiny-cnn, and 160 random images each for ResNets."""
+    """Return the small clients of the preset `quick` for tiny-cnn, and 64 random images each for ResNets."""
     if model.startswith("tiny-cnn"):
         return make_world(load_dataset("digits"), model, 35, epochs=10, rounds=ROUNDS, fraction=0.286)
-    return make_world(random_images(640, 3, 32), model, clients=4, epochs=2, rounds=ROUNDS)
+    return make_world(random_images(640, 3, 32), model, clients=10, epochs=2, rounds=ROUNDS)
 
 
 @dataclass
@@ -89,11 +89,6 @@ class Watch:
             patch.object(SGD, "step", watched_step),
         ):
             yield
-
-    @property
-    def work(self) -> int:
-        """Return the passes, those with a gradient counted three times."""
-        return sum({"gradient": 3, "pass": 1}.get(kind, 0) for kind, _, _ in self.events)
 
     def samples(self, *kinds: str) -> int:
         """Return the samples of passes of some kinds."""
@@ -159,44 +154,80 @@ class Bare:
 
 
 @dataclass
-class Measured:
-    """CPU seconds of a round and of its replay, per unit of work."""
+class Round:
+    """CPU seconds of the calls of a round, each with its replay, and of the rest of the round."""
 
-    round: float
-    replay: float
-    passes: float  # of a round, per sample that trained
+    calls: list[tuple[float, float]]
+    rest: float
+    passes: float  # per sample that trained
+
+    @property
+    def replays(self) -> float:
+        """Return the seconds of all replays."""
+        return sum(replay for _, replay in self.calls)
 
 
-def measured(method: str, world: World, repeats: int) -> dict[str, list[Measured]]:
+def played(engine: Engine, bare: Bare) -> tuple[Round, RoundReport]:
+    """Run a round, and the replay of each call directly after the call."""
+    calls: list[tuple[float, float]] = []
+    inside = 0.0
+    watch = Watch()
+
+    def followed(answer: Callable[..., Reply]) -> Callable[..., Reply]:
+        def call(*arguments: Any) -> Reply:
+            nonlocal inside
+            first, begin = len(watch.events), time.process_time()
+            reply = answer(*arguments)
+            spent = time.process_time() - begin
+            events = watch.events[first:]
+            bare.prepare(events)
+            start = time.process_time()
+            bare.replay(events)
+            end = time.process_time()
+            calls.append((spent, end - start))
+            inside += end - begin
+            return reply
+
+        return call
+
+    with watch.watching(), ExitStack() as stack:
+        for name in ("train_client", "visit_client"):
+            stack.enter_context(patch.object(ClientWorker, name, followed(getattr(ClientWorker, name))))
+        begin = time.process_time()
+        report = engine.run_round()
+        rest = time.process_time() - begin - inside
+    assert watch.samples("gradient") == report.backward
+    assert watch.samples("gradient", "pass") == report.forward
+    trained = sum(engine.server.sizes[k] for k in report.clients)
+    return Round(calls, rest, (report.forward + 2 * report.backward) / trained), report
+
+
+def measured(method: str, world: World, repeats: int) -> dict[str, list[Round]]:
     """Measure rounds past the warm-up, or of each stage that a method tells."""
     engine = world.engine(default_methods().make(method, {}, CHANGES.get(method, {})), Devices(CPU))
     bare = Bare(world, worker_of(engine).images.views)
     warm = engine.method.warmup(engine.terms)
-    found: dict[str, list[Measured]] = defaultdict(list)
+    found: dict[str, list[Round]] = defaultdict(list)
     for number in range(ROUNDS):
-        watch = Watch()
-        with watch.watching():
-            spent, report = timed(engine.run_round)
-        assert watch.samples("gradient") == report.backward
-        assert watch.samples("gradient", "pass") == report.forward
+        row, report = played(engine, bare)
         stage = report.method.get("stage")
         name = method if stage is None else f"{method}, stage {stage:.0f}"
         if len(found[name]) < repeats and (stage is not None or number >= warm):
-            bare.prepare(watch.events)
-            replayed, _ = timed(partial(bare.replay, watch.events))
-            samples = sum(engine.server.sizes[k] for k in report.clients)
-            passes = (report.forward + 2 * report.backward) / samples
-            found[name].append(Measured(spent / watch.work, replayed / watch.work, passes))
+            found[name].append(row)
         elif stage is None and number >= warm:
             break
-    return {name: rows for name, rows in found.items() if rows}
+    return {name: rounds for name, rounds in found.items() if rounds}
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the CPU seconds of a call, and its result."""
-    start = time.process_time()
-    result = call()
-    return time.process_time() - start, result
+def weighted_median(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the median of first / second, weighted by the second."""
+    ordered = sorted(pairs, key=lambda pair: pair[0] / pair[1])
+    half, below = sum(weight for _, weight in pairs) / 2, 0.0
+    for value, weight in ordered:
+        below += weight
+        if below >= half:
+            return value / weight
+    raise ValueError("no pairs")
 
 
 def passes(models: Sequence[str], methods: Sequence[str], repeats: int) -> Iterator[Table]:
@@ -205,12 +236,11 @@ def passes(models: Sequence[str], methods: Sequence[str], repeats: int) -> Itera
         table = Table(f"Passes: CPU time of a round in units of its passes, views and steps, {model}")
         world = passes_world(model)
         for method in methods:
-            for name, rows in measured(method, world, repeats).items():
-                singles = sorted(row.round / row.replay for row in rows)
+            for name, rounds in measured(method, world, repeats).items():
+                calls = weighted_median([call for row in rounds for call in row.calls])
+                rest = statistics.median(row.rest / row.replays for row in rounds)
+                passes = statistics.median(row.passes for row in rounds)
                 table.add(
-                    method=name,
-                    ratio=min(row.round for row in rows) / min(row.replay for row in rows),
-                    single_rounds=f"{singles[0]:.2f} to {singles[-1]:.2f}",
-                    passes_per_sample=statistics.median(row.passes for row in rows),
+                    method=name, ratio=calls + rest, clients=calls, server=rest, passes_per_sample=passes
                 )
         yield table
