@@ -146,3 +146,14 @@ def test_they_send_and_compute_what_fedavg_does(method, message):
         samples = sum(engine.server.sizes[k] for k in row["clients"])
         assert row["forward"] == row["backward"] == TOY_TRAINING.epochs * samples
     assert row["method"]["server_step" if message == 0 else "correction"] > 0
+
+
+@pytest.mark.parametrize("method", [FedExP(epsilon=1e-9), FedDyn()])
+def test_a_round_without_answers_changes_nothing(method):
+    engine = toy_engine(method)
+    run_rounds(engine, rounds=2)
+    before, sent = dict(engine.server.weights), dict(engine.server.state["sent"])
+    engine.federation.drop = 0.999999
+    engine.run_round()
+    assert all(torch.equal(w, before[name]) for name, w in engine.server.weights.items())
+    assert all(torch.equal(w, sent[name]) for name, w in engine.server.state["sent"].items())

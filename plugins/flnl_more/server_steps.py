@@ -41,11 +41,14 @@ class SentApart(Method):
 
     def round(self, server: Server, federation: Federation) -> Mapping[str, float]:
         """Send, train, and take the server's step, unless all models diverged."""
+        tested = server.weights
         if server.state["sent"] is not None:
-            tested = server.weights
             server.weights = {name: w.to(tested[name]) for name, w in server.state["sent"].items()}
         updates = [u for u in federation.train(self.sample(server)) if is_finite(u.weights)]
-        return self.step(server, updates) if updates else {}
+        if updates:
+            return self.step(server, updates)
+        server.weights = tested
+        return {}
 
     def step(self, server: Server, updates: Sequence[Update]) -> Mapping[str, float]:
         """Set `server.weights` to what is tested and `server.state["sent"]`; return numbers to record."""
