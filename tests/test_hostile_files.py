@@ -416,3 +416,10 @@ def test_a_suite_that_cannot_write_to_its_folder_is_bad_input(tmp_path):
     done = flnl("suite", tmp_path / "it.toml", "--out", tmp_path / "file")
     assert done.code == 2
     assert f"cannot write to {tmp_path / 'file'}" in done.errors[-1]
+
+
+def test_a_setting_of_somebody_else_cannot_break_a_table_of_markdown(tmp_path):
+    write_run(tmp_path, setting="<img src=x>|y-1.0")
+    lines = flnl("leaderboard", tmp_path, "--format", "md").out.splitlines()
+    head = next(line for line in lines if line.startswith("| method") and "img" in line)
+    assert r"\<img src=x\>\|y-1.0" in head

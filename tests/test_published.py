@@ -398,6 +398,29 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, tmp_path, monkey
     )  # without published runs, a sentence stands there
 
 
+# -- --with-published in other commands --------------------------------------------------------------
+def test_commands_that_take_with_published_show_the_runs_of_the_package(shipped, monkeypatch):
+    monkeypatch.chdir(shipped)
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, all_rounds=True)
+    listed = flnl("list", "runs", "--runs", shipped / "own", "--with-published", "--json").json["runs"]
+    assert sorted(run["method"] for run in listed) == ["fedavg", "fedprox", "fedprox"]
+    for name, options in (("with.svg", ["--with-published"]), ("without.svg", [])):
+        assert flnl("plot", "curves", "own", "-o", name, *options).code == 0
+        assert ("fedprox" in (shipped / name).read_text().lower()) == bool(options)
+    assert flnl("report", "own", "-o", "site", "--with-published").code == 0
+    assert len(list((shipped / "site" / "runs").glob("fedprox*.html"))) == 2
+    one, other = (run["run_dir"] for run in listed if run["method"] == "fedprox")
+    assert flnl("compare", one, other, "--with-published").code == 0
+
+
+def test_without_own_runs_leaderboard_says_that_there_are_published_ones(shipped, monkeypatch):
+    monkeypatch.chdir(shipped)
+    done = flnl("leaderboard")
+    assert done.code == 2
+    assert "--with-published shows the runs that this package ships" in done.errors[-1]
+    assert "fedprox" in flnl("leaderboard", "--with-published").out
+
+
 # -- publishing --------------------------------------------------------------------------------------
 def test_new_runs_join_the_published_ones_and_replace_the_same_runs(shipped, monkeypatch, capsys):
     (shipped / "results").mkdir()

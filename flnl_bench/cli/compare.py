@@ -12,10 +12,12 @@ from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
+from flnl_bench.cli.results import WithPublished
 from flnl_bench.cli.show import bars, find_run, rounds_to_show, squeeze
 from flnl_bench.config import differences, written
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.statistics import mean_std
+from flnl_bench.results.published import published_runs
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 
@@ -33,10 +35,11 @@ def compare_command(
     output: Annotated[
         Path | None, option(FILES, "FILE", "Draw both curves: .png, .svg or .pdf.", "--output", "-o")
     ] = None,
+    with_published: WithPublished = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare two finished runs: configuration, results, curves, and seed by seed where seeds match."""
-    a, b = (find_finished(name) for name in (first, second))
+    a, b = (find_finished(name, with_published) for name in (first, second))
     curves = [rounds_to_show(record) for record in (a, b)]
     if output:
         _draw((a, b), output)
@@ -46,9 +49,9 @@ def compare_command(
         _print(a, b, curves)
 
 
-def find_finished(name: str) -> RunRecord:
+def find_finished(name: str, with_published: bool) -> RunRecord:
     """Find a finished run; refuse a run that cannot be compared."""
-    record = find_run(name)
+    record = find_run(name, with_published=with_published)
     try:
         record.result()
     except ValueError as problem:
@@ -59,7 +62,7 @@ def find_finished(name: str) -> RunRecord:
 # -- comparing ---------------------------------------------------------------------------------------
 def with_other_seeds(record: RunRecord) -> dict[int, RunRecord]:
     """Return the finished runs next to a run's folder that differ from it in the seed alone, and the run."""
-    records, _ = read_runs(record.folder.parent)
+    records, _ = published_runs() if record.published else read_runs(record.folder.parent)
     key = _without_seed(record)
     matching = [candidate for candidate in records if candidate.done and _without_seed(candidate) == key]
     return {match.config.seed: match for match in (*matching, record)}

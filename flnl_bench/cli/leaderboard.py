@@ -9,7 +9,7 @@ from typing import Annotated
 from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, stdout
 from flnl_bench.cli.options import flag, option
-from flnl_bench.cli.results import Folder, note_unfinished, warn_files
+from flnl_bench.cli.results import Folder, WithPublished, note_unfinished, warn_files
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, choose_format
@@ -55,9 +55,7 @@ def leaderboard_command(
         bool,
         flag(COMPARED, "Add the paper's numbers, and the agreement of the orders of methods.", "--paper"),
     ] = False,
-    with_published: Annotated[
-        bool, flag(COMPARED, "Add the runs that this package ships to your own.", "--with-published")
-    ] = False,
+    with_published: WithPublished = False,
     at: Annotated[
         str | None,
         option(

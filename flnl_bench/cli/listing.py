@@ -11,6 +11,7 @@ import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table
+from flnl_bench.cli.results import WithPublished
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.results.run_record import RUN_STATUSES
@@ -215,6 +216,7 @@ def list_names(
         Path | None,
         options.option(options.ONLY, "DIR", "Results folder of the runs.", "--runs", default=str(RUNS)),
     ] = None,
+    with_published: WithPublished = False,
     plugin: options.PluginFiles = None,
     as_json: options.Json = False,
 ) -> None:
@@ -222,9 +224,11 @@ def list_names(
     only = {"method": method, "dataset": dataset, "partition": partition, "setting": setting}
     only["preset"] = preset
     if kind == "runs":
-        list_runs(folder or RUNS, status or [], {name: given or [] for name, given in only.items()}, as_json)
+        wanted = {name: given or [] for name, given in only.items()}
+        list_runs(folder or RUNS, status or [], wanted, as_json, with_published)
         return
-    given = [name for name, value in {**only, "status": status, "runs": folder}.items() if value]
+    only_runs = {**only, "status": status, "runs": folder, "with-published": with_published}
+    given = [name for name, value in only_runs.items() if value]
     if given:
         raise BadInput(f"--{given[0]} chooses runs: `flnl-bench list runs --{given[0]} …`")
     if kind is not None and kind not in LISTS:
@@ -244,17 +248,24 @@ def list_names(
         print_rows(name, rows)
 
 
-def list_runs(folder: Path, status: Sequence[str], only: Mapping[str, Sequence[str]], as_json: bool) -> None:
+def list_runs(
+    folder: Path,
+    status: Sequence[str],
+    only: Mapping[str, Sequence[str]],
+    as_json: bool,
+    with_published: bool = False,
+) -> None:
     """List the runs of a results folder, or those with some statuses."""
     from flnl_bench.cli.results import warn_files
     from flnl_bench.leaderboards.comparability import chosen
-    from flnl_bench.leaderboards.pandas_api import check_folder
+    from flnl_bench.leaderboards.pandas_api import check_folder, load_results
     from flnl_bench.leaderboards.terminal import width_here
-    from flnl_bench.results.run_folder import read_runs
 
-    check_folder(folder)
-    records, problems = read_runs(folder)
-    warn_files(problems, "not listed: ")
+    if folder != RUNS or not with_published:
+        check_folder(folder)
+    results = load_results(folder, with_published=with_published)
+    records = results.records
+    warn_files(results.problems, "not listed: ")
     if not records:
         raise BadInput(f"there is no run below {folder}")
     listed = [_run_row(record) for record in chosen(_having(records, status), only)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, waiting
 from flnl_bench.cli.options import FILES, option
+from flnl_bench.cli.results import WithPublished
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput, unknown
 
@@ -61,6 +63,7 @@ def plot_command(
     dataset: options.OnlyDataset = None,
     preset: options.OnlyPreset = None,
     seed: options.OnlySeed = None,
+    with_published: WithPublished = False,
     metric: Annotated[
         str | None,
         option(
@@ -105,6 +108,18 @@ def plot_command(
             raise BadInput(f"--{name} is not an option of {kind} plots")
         filters = {name: values for name, values in names.items() if values}
         with plots.paper_size(size) if size else contextlib.nullcontext():
-            figure = draw(source or [RUNS], **given, **filters)
+            figure = draw(_sources(source or [RUNS], with_published), **given, **filters)
         plots.save(figure, output)
     note(f"wrote {output}")
+
+
+def _sources(paths: Sequence[Path], with_published: bool) -> list[Any]:
+    """Return the folders and files to draw, or their runs with the published ones."""
+    if not with_published:
+        return list(paths)
+    from flnl_bench.leaderboards.pandas_api import check_folder, load_results
+
+    for path in paths:
+        if path != RUNS:
+            check_folder(path)
+    return [load_results(path, with_published=True) for path in paths]

@@ -10,13 +10,16 @@ import typer
 
 from flnl_bench.cli import options
 from flnl_bench.cli.console import note, print_json, say, waiting
-from flnl_bench.cli.options import option
+from flnl_bench.cli.options import flag, option
 from flnl_bench.cli.show import RUNS
 from flnl_bench.errors import BadInput
 
 NAMED = 20  # files that are named in warnings, at most
 
 results_commands = typer.Typer(help="Export finished runs into one file, or import such a file.")
+WithPublished = Annotated[
+    bool, flag("What is compared", "Add the runs that this package ships to your own.", "--with-published")
+]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Results folder.")]
 
 
@@ -92,10 +95,11 @@ def report_command(
         option(options.FILES, "SITE", "Folder of the site; a report there is replaced.", "--output", "-o"),
     ],
     folder: Folder = RUNS,
+    with_published: WithPublished = False,
 ) -> None:
     """Make a static site of all finished runs: leaderboard, methods, runs, comparisons, cost."""
     from flnl_bench.report.site import write_report
 
     with waiting("writing the report"):
-        first = write_report(folder, output)
+        first = write_report(folder, output, with_published=with_published)
     print(first)

@@ -117,8 +117,14 @@ def show_command(
 
 
 # -- finding and reading -----------------------------------------------------------------------------
-def find_run(name: str) -> RunRecord:
+def find_run(name: str, *, with_published: bool = False) -> RunRecord:
     """Read a run, named by a path or by the end of its folder's name (such as its hash)."""
+    if with_published:
+        from flnl_bench.results.published import published_runs
+
+        found = [record for record in published_runs()[0] if record.folder.as_posix().endswith(name)]
+        if len(found) == 1:
+            return found[0]
     folder = find_folder(name)
     try:
         return read_record(folder)

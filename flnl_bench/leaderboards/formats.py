@@ -78,11 +78,11 @@ def write_markdown(board: Leaderboard) -> str:
 def _markdown_table(table: TextTable) -> str:
     parts = [f"### {markdown(table.title)}"]
     if table.alarm:
-        parts.append(f"<!-- warning: {table.alarm.replace('--', '- -')} -->")
+        parts.append(f"<!-- warning: {markdown(table.alarm).replace('--', '- -')} -->")
     parts += [markdown(text) for text in table.about]
     if table.rows:
         rows = [
-            ["method", *table.columns],
+            ["method", *map(markdown, table.columns)],
             ["---", *("---:" for _ in table.columns)],
             *map(_markdown_row, table.rows),
         ]

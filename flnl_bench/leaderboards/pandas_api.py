@@ -115,7 +115,10 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
 def check_folder(folder: Path) -> None:
     """Refuse a results folder that does not exist, and say how to make one."""
     if not folder.is_dir():
-        raise BadInput(f"there is no results folder {folder} (`flnl-bench run` makes results/runs)")
+        raise BadInput(
+            f"there is no results folder {folder} (`flnl-bench run` makes results/runs; "
+            "--with-published shows the runs that this package ships)"
+        )
 
 
 # -- leaderboards ------------------------------------------------------------------------------------
@@ -254,7 +257,7 @@ def leaderboard(
         records, problems, where = records_of(source), {}, "in this frame"
     finished = [record for record in records if record.done]
     if not finished:
-        raise BadInput(f"there is no finished run {where}")
+        raise BadInput(f"there is no finished run {where} (--with-published adds those of this package)")
     finished = comparability.without(finished, [without] if isinstance(without, str) else without)
     only = {"dataset": datasets, "partition": partitions, "setting": settings, "preset": presets}
     tables = make_tables(

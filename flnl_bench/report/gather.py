@@ -226,9 +226,7 @@ class Report:
         return {k: v for k, v in {**about, **digests, **times, **origin}.items() if v is not None}
 
     def files(self, record: RunRecord) -> dict[str, int]:
-        """Return the files of a run and their sizes; none if it is in an archive."""
-        if record.archive:
-            return {}
+        """Return the files of a run and their sizes."""
         paths = sorted(path for path in record.folder.iterdir() if path.is_file() and path.name[0] != ".")
         return {path.name: path.stat().st_size for path in paths}
 

@@ -44,13 +44,15 @@ SUBFOLDERS = {  # with the endings of their files
 }
 
 
-def write_report(folder: str | os.PathLike[str], site: str | os.PathLike[str]) -> Path:
+def write_report(
+    folder: str | os.PathLike[str], site: str | os.PathLike[str], *, with_published: bool = False
+) -> Path:
     """Make a static site of all finished runs below a folder, and return its first page.
 
     An existing site is replaced as a whole; any other folder with files in it is refused.
     """
     folder, site = Path(folder), Path(site).resolve()  # the folder behind a link, not the link
-    results = load_results(folder)
+    results = load_results(folder, with_published=with_published)
     check_site(site)
     if not results.finished:
         raise BadInput(f"there is no finished run below {folder}")
