@@ -329,3 +329,28 @@ def test_curves_fit_their_width_and_keep_their_ends():
     assert lines[0].startswith(" 4")
     assert lines[-1].split() == ["round", "1", "500"]
     assert plot([50.0], 60)[-1].split() == ["round", "1"]
+
+
+def test_a_run_warns_when_one_client_takes_part_in_a_round(tmp_path):
+    done = flnl(*tiny(tmp_path, "--fraction", "0.1"))
+    assert any("1 of 4 clients per round, because the fraction is 0.1" in line for line in done.errors)
+    assert "protocol   1 of 4 clients per round" in done.out
+    assert not any("clients per round" in line for line in flnl(*tiny(tmp_path)).errors)
+
+
+def test_each_of_several_seeds_prints_its_result_when_it_ends(tmp_path):
+    done = flnl(*tiny(tmp_path, "--seeds", "1,2"))
+    seeds = [line for line in done.errors if line.startswith("flnl-bench: seed ")]
+    assert [line.split(":")[1].strip() for line in seeds] == ["seed 1", "seed 2"]
+    assert all("last-10" in line for line in seeds)
+
+
+def test_the_next_command_has_the_path_of_a_program_that_is_not_on_the_path(tmp_path, monkeypatch):
+    from flnl_bench.cli.outcome import program
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".venv/bin/flnl-bench"), "run"])
+    assert program() == ".venv/bin/flnl-bench"
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    assert program() == "flnl-bench"

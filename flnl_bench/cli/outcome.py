@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +114,12 @@ def print_run(record: RunRecord) -> None:
     console.print(record.config.title, style="bold")
     lines = facts()
     lines.add_row("scenario", scenario_line(record.scenario))
+    training = record.config.training
+    lines.add_row(
+        "protocol",
+        f"{training.sampled_clients} of {training.clients} clients per round, {training.rounds} rounds, "
+        f"{training.epochs} local epochs",
+    )
     lines.add_row(
         "last-10",
         f"{percent(summary.last10)}  mean test accuracy of the last {min(LAST, summary.rounds)} rounds",
@@ -129,7 +138,7 @@ def print_run(record: RunRecord) -> None:
     lines.add_row("cost", cost_line(summary))
     lines.add_row("time", duration(summary.seconds))
     console.print(lines)
-    print_paths(files=str(folder), next=f"flnl-bench show {shlex.quote(str(folder))}")
+    print_paths(files=str(folder), next=f"{program()} show {shlex.quote(str(folder))}")
 
 
 def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -158,7 +167,15 @@ def print_seeds(runs: Sequence[Mapping[str, Any]]) -> None:
         ]
         console.print(f"last-10 as published: {', '.join(texts)}")
     folder = runs[0]["run_dir"]
-    print_paths(files=str(Path(folder).parent), next=f"flnl-bench show {shlex.quote(folder)}")
+    print_paths(files=str(Path(folder).parent), next=f"{program()} show {shlex.quote(folder)}")
+
+
+def program() -> str:
+    """Return the name of this program for a command that can be pasted: its path if it is not on PATH."""
+    path = Path(sys.argv[0])
+    if path.name != "flnl-bench" or shutil.which("flnl-bench"):
+        return "flnl-bench"
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
 
 
 def print_paths(**lines: str) -> None:

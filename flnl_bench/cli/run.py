@@ -15,6 +15,7 @@ from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import (
     Interrupted,
     note,
+    percent,
     print_json,
     reporting,
     waiting,
@@ -153,7 +154,11 @@ def run_command(
     newcomer = first and not {"dataset", "scenario"} & asked.keys() and not as_json
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no result
-            results = [carry_out(runner, fresh) for runner in _prepare(chosen or [1], asked, file)]
+            results = []
+            for runner in _prepare(chosen or [1], asked, file):
+                results.append(carry_out(runner, fresh))
+                if len(chosen or []) > 1:
+                    note(seed_line(results[-1]))
     except MethodFailed as error:
         explain(error, debug, pdb)
         raise
@@ -199,6 +204,12 @@ def with_file(
     return asked, seeds
 
 
+def seed_line(record: RunRecord) -> str:
+    """Return the result of one of several seeds in a line."""
+    numbers = f"last-10 {percent(record.last10)}, best {percent(record.best)}"
+    return f"seed {record.config.seed}: {numbers}"
+
+
 def explain(error: MethodFailed, debug: bool, pdb: bool) -> None:
     """Show the traceback of a method that failed, or open a debugger there."""
     cause = error.__cause__
@@ -234,6 +245,11 @@ def carry_out(runner: Runner, fresh: bool) -> RunRecord:
     done = 0 if fresh else runner.checkpoint.finished_rounds
     if not fresh and runner.finished():
         note(f"found finished in {runner.folder.path} (--fresh runs it again)")
+    if config.training.sampled_clients == 1 < config.training.clients:
+        note(
+            f"warning: 1 of {config.training.clients} clients per round, because the fraction is "
+            f"{config.training.fraction:g}; --fraction changes it"
+        )
     for text in () if fresh else runner.notes():
         note(f"warning: {text}")
     try:
