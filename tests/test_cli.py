@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import flnl, interrupted, rounds_of, tiny
 
+import flnl_bench as fb
 from flnl_bench import cli
 from flnl_bench.cli.console import duration, with_prefix
 from flnl_bench.cli.show import plot, squeeze
@@ -354,3 +355,16 @@ def test_the_next_command_has_the_path_of_a_program_that_is_not_on_the_path(tmp_
     assert program() == ".venv/bin/flnl-bench"
     monkeypatch.setattr("sys.argv", ["pytest"])
     assert program() == "flnl-bench"
+
+
+def test_the_end_of_a_run_shows_published_numbers_of_its_cell(tmp_path):
+    from flnl_bench.cli.outcome import cell_line
+
+    flnl(*tiny(tmp_path, "--seeds", "1,2"))
+    flnl(*tiny(tmp_path, method="fedprox"))
+    records = fb.load_results(tmp_path).finished
+    own = next(record for record in records if record.config.method == "fedprox")
+    others = [record for record in records if record.config.method == "fedavg"]
+    mean = (others[0].last10 + others[1].last10) / 2
+    assert cell_line(own, others) == (f"published: fedavg {mean:.2f} (2 seeds); best of 1: fedavg {mean:.2f}")
+    assert cell_line(own, []) is None

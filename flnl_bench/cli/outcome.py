@@ -7,14 +7,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flnl_bench.cli.console import FACT, duration, facts, percent, stdout, table, with_prefix
 from flnl_bench.config import RUN_NAMES
 from flnl_bench.leaderboards.statistics import mean_std
-from flnl_bench.results.published import published_record
+from flnl_bench.results.published import published_record, published_runs
 from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
@@ -88,6 +89,34 @@ def published_line(record: RunRecord) -> str | None:
     return f"{percent(theirs.last10)}  not the same; {reason}"
 
 
+CONTROLS = ("fedavg", "fedavg/strong")  # shown next to every result
+
+
+def cell_line(record: RunRecord, published: Iterable[RunRecord]) -> str | None:
+    """Return the published last-10 of FedAvg, the control and the best method in the cell of a run.
+
+    Means over seeds, under the same protocol; None if nothing is published there.
+    """
+    keys, here = ("dataset", "partition", "setting", "preset"), record.config
+    values: dict[str, list[float]] = {}
+    for other in published:
+        config = other.config
+        same = all(config.names[key] == here.names[key] for key in keys) and config.training == here.training
+        if same and other.last10 is not None and not other.diverged:
+            values.setdefault(config.method, []).append(other.last10)
+    means = {method: fmean(numbers) for method, numbers in values.items()}
+    if not means:
+        return None
+    best = max(means, key=means.__getitem__)
+    shown = [name for name in CONTROLS if name in means]
+    texts = [f"{name} {means[name]:.2f} ({_seeds(values[name])})" for name in shown]
+    return f"published: {', '.join(texts)}; best of {len(means)}: {best} {means[best]:.2f}"
+
+
+def _seeds(values: Sequence[float]) -> str:
+    return "1 seed" if len(values) == 1 else f"{len(values)} seeds"
+
+
 def _made_by(record: RunRecord) -> dict[str, str]:
     """Return the facts that the last digits depend on, of all parts of a resumed run."""
     parts = (record.provenance, *record.earlier)
@@ -129,6 +158,8 @@ def print_run(record: RunRecord) -> None:
     )
     if published := published_line(record):
         lines.add_row("published", published)
+    if others := cell_line(record, published_runs()[0]):
+        lines.add_row("next to it", others)
     at_best, at_end = memorised(rows[summary.best_round or 0]), memorised(rows[-1])
     if at_end is not None:
         lines.add_row(
