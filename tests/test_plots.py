@@ -74,11 +74,11 @@ def test_runs_of_different_protocols_do_not_share_a_panel(tmp_path):
 
 
 def test_a_round_without_accuracy_is_a_gap(tmp_path):
-    write_curve(tmp_path, [10.0, 20.0, 30.0])
+    write_curve(tmp_path, [30.0] * 12)  # the last ten must be complete
     rounds = next(tmp_path.rglob("rounds.jsonl"))
-    rounds.write_text(rounds.read_text().replace('"accuracy": 20.0', '"accuracy": null'))
+    rounds.write_text(rounds.read_text().replace('"accuracy": 30.0', '"accuracy": null', 1))
     (axis,) = plots.curves(tmp_path).axes
-    assert np.isnan(lines_of(axis)["fedavg"][:, 1]).tolist() == [False, True, False]
+    assert np.isnan(lines_of(axis)["fedavg"][:3, 1]).tolist() == [True, False, False]
 
 
 def test_memorization_is_that_of_the_diagnostics(tmp_path):
@@ -380,7 +380,8 @@ def test_rounds_that_are_missing_are_named(tmp_path):
     path = write_curve(tmp_path, [1, 2, 3])
     (path / "rounds.jsonl").write_text("")
     done = flnl("plot", "curves", path, "-o", tmp_path / "a.png")
-    assert done.errors == [f"flnl-bench: {path / 'rounds.jsonl'} has 0 whole rounds of 3"]
+    assert done.code == 2
+    assert "rounds.jsonl does not hold all rounds (3)" in done.errors[0]
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch):
