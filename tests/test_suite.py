@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from synthetic_runs import round_row, write_run
 
 from flnl_bench.cli.suite import live_table
 from flnl_bench.data import DATASETS
+from flnl_bench.errors import BadInput
 from flnl_bench.results.run_record import read_record
 from flnl_bench.running.options import RunOptions
 from flnl_bench.running.resolve import make_config, prepare
@@ -31,6 +33,7 @@ from flnl_bench.suite.progress import (
     estimate_time,
     fedavg_samples,
 )
+from flnl_bench.suite.scheduler import worker_arguments
 from flnl_bench.suite.suite_file import make_suite, read_suite, shipped_suites
 
 SEVEN = ["clean", "sym-0.6", "sym-1.0", "asym-0.6", "asym-1.0", "mixed-0.6", "mixed-1.0"]
@@ -328,8 +331,8 @@ class NoRay:
         self.options = options
         return lambda function: function
 
-    def cluster_resources(self):
-        return {"CPU": self.started["num_cpus"]}
+    def nodes(self):
+        return [{"Alive": alive, "Resources": {"CPU": self.started["num_cpus"]}} for alive in (True, False)]
 
     def wait(self, tasks, num_returns, timeout):
         return [], []
@@ -339,15 +342,42 @@ def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_ha
     ray, pauses = NoRay(), []
     monkeypatch.setattr(launchers, "_import_optional", lambda *names: ray)
     monkeypatch.setattr(launchers.time, "sleep", pauses.append)
-    launcher = launchers.RayLauncher(1, cpus=2.0)
+    launcher = launchers.RayLauncher(1, {"memory": "4", "tpu": "0.5"}, cpus=2.0)
     assert (ray.started["num_cpus"], ray.options["max_retries"], launcher.capacity) == (2, 0, 1)
+    assert (ray.options["memory"], ray.options["resources"]) == (4_000_000_000, {"tpu": 0.5})
     assert launcher.wait() == []
     assert pauses == [launcher.tick]
 
 
 @pytest.mark.parametrize(
     ("jobs", "cpus", "gpus", "expected"),
-    [(None, 1.0, 0.0, 16), (4, 1.0, 0.0, 4), (None, 2.0, 0.5, 4), (None, 32.0, 0.0, 1), (3, 0.0, 0.0, 3)],
+    [(None, 1.0, 0.0, 16), (4, 1.0, 0.0, 4), (None, 2.0, 0.5, 4), (None, 32.0, 0.0, 1), (None, 6.0, 0.0, 2)],
 )
 def test_the_capacity_of_a_ray_cluster_comes_from_its_cpus_and_gpus(jobs, cpus, gpus, expected):
-    assert capacity({"CPU": 16.0, "GPU": 2.0}, jobs, cpus, gpus) == expected
+    machines = [{"CPU": 10.0, "GPU": 2.0}, {"CPU": 6.0}]  # a run does not span two machines
+    assert capacity(machines, jobs, {"CPU": cpus, "GPU": gpus}) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["memory=much"],
+            "--ray memory=much: expected an amount above zero per run",
+        ),
+        (["working_dir=/none"], "--ray working_dir=/none: there is no such folder"),
+    ],
+)
+def test_options_of_ray_are_checked(options, message, monkeypatch, tmp_path):
+    monkeypatch.setattr(launchers, "_import_optional", lambda *names: NoRay())
+    with pytest.raises(BadInput, match=re.escape(message)):
+        launchers.RayLauncher(1, dict(option.split("=") for option in options))
+
+
+def test_files_below_a_shipped_folder_are_named_relative_to_it(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").touch()
+    monkeypatch.setenv("FLNL_PLUGINS", str(tmp_path / "mine.py"))
+    (planned,) = grid_of('methods = ["fedavg"]\nsettings = ["clean"]', tmp_path)
+    assert worker_arguments(planned, False, tmp_path)[2] == [Path("mine.py")]
+    assert worker_arguments(planned, False)[2] == [tmp_path / "mine.py"]
+    assert worker_arguments(planned, False, tmp_path)[0].options.out.is_absolute()

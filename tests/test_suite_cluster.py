@@ -68,13 +68,14 @@ def test_the_numbers_are_those_of_local_and_a_killed_worker_is_replaced(
     assert all_rounds(out) == local
 
 
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("executor", ["ray", "slurm"])
-def test_ctrl_c_stops_the_workers(executor, suite_file, tmp_path, monkeypatch):
+def test_a_signal_stops_the_workers(executor, stop, suite_file, tmp_path, monkeypatch):
     pytest.importorskip("ray" if executor == "ray" else "submitit")
     monkeypatch.setenv("FLNL_SLURM_CLUSTER", "local")
     process = start("suite", suite_file, "--executor", executor, "--jobs", 1, "--out", tmp_path)
     until(process, ": done")
-    process.send_signal(signal.SIGINT)
-    process.communicate()
+    process.send_signal(stop)
+    assert process.communicate()[1].splitlines()[-1].startswith("flnl-bench: interrupted")
     assert process.returncode == 130
     assert not any(owner(path) for path in records(tmp_path))

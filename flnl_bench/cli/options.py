@@ -155,7 +155,9 @@ def parse_changes(changes: list[str], name: str = "--set") -> dict[str, str]:
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            like = {"--training": "lr=0.05", "--slurm": "partition=gpu"}.get(name, "mu=0.1")
+            like = {"--training": "lr=0.05", "--slurm": "partition=gpu", "--ray": "memory=4"}.get(
+                name, "mu=0.1"
+            )
             raise BadInput(f"{name} {text!r}: expected KEY=VALUE, as in {name} {like}")
         if key.strip() in pairs:
             raise BadInput(f"{name} {key.strip()} is given twice")

@@ -70,6 +70,10 @@ def suite_command(
     slurm: Annotated[
         list[str] | None, option(WORKERS, "KEY=VALUE", "Option of sbatch, as in partition=gpu; repeatable.")
     ] = None,
+    ray: Annotated[
+        list[str] | None,
+        option(WORKERS, "KEY=VALUE", "address, working_dir, memory (GB per run), or a resource; repeatable."),
+    ] = None,
     difference: Annotated[
         float | None, option(PLAN, "POINTS", "Difference between two methods to show.", default="2")
     ] = None,
@@ -108,6 +112,7 @@ def suite_command(
     for name in ("words", "difference", "pilot"):
         del arguments[name]
     arguments["slurm"] = parse_changes(slurm or [], "--slurm")
+    arguments["ray"] = parse_changes(ray or [], "--ray")
     arguments["tracker"] = tracker or ()
     del arguments["as_json"], arguments["plugin"]
     # Ray prints warnings to stdout, where only the result belongs.

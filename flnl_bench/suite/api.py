@@ -80,6 +80,7 @@ def run_suite(
     runs_per_gpu: int = 1,
     cpus_per_run: float = 1.0,
     slurm: Mapping[str, str | int] | None = None,
+    ray: Mapping[str, str | float] | None = None,
     dry_run: bool = False,
     retry_failed: bool = False,
     fresh: bool = False,
@@ -104,6 +105,7 @@ def run_suite(
         runs_per_gpu: the number of runs that share a GPU (local, ray).
         cpus_per_run: the CPUs of a run (ray, slurm).
         slurm: options of sbatch.
+        ray: address, working_dir, memory (GB per run) and custom resources per run.
         dry_run: run nothing; the result has the progress so far, and an estimate of the time.
         retry_failed: resume failed runs.
         fresh: start all runs again, also finished ones.
@@ -120,7 +122,7 @@ def run_suite(
         BadInput: an option is not possible; the message says which values are.
         MissingData: a data set is missing and could not be fetched.
     """
-    _check(executor, jobs, runs_per_gpu, slurm)
+    _check(executor, jobs, runs_per_gpu, slurm, ray)
     out, data_dir = Path(out).expanduser(), None if data_dir is None else Path(data_dir).expanduser()
     trackers = (tracker,) if isinstance(tracker, str) else tuple(tracker)
     for name in trackers:
@@ -137,8 +139,8 @@ def run_suite(
         if executor == "local":
             _check_data(state, loading)
         make_writable(out)
-        sbatch = {key: str(value) for key, value in (slurm or {}).items()}
-        launcher = _launcher(executor, state, jobs, runs_per_gpu, cpus_per_run, sbatch, retry_failed)
+        given = {key: str(value) for key, value in (slurm or ray or {}).items()}
+        launcher = _launcher(executor, state, jobs, runs_per_gpu, cpus_per_run, given, retry_failed)
         conduct(state, launcher, progress or (lambda state: None))
     elif progress and not dry_run:
         progress(state)
@@ -155,7 +157,13 @@ def _show_counts(state: SuiteProgress) -> None:
     print(f"\r{counts} of {len(state.runs)} runs   ", end="\n" if ended else "", file=sys.stderr, flush=True)
 
 
-def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[str, str | int] | None) -> None:
+def _check(
+    executor: str,
+    jobs: int | None,
+    runs_per_gpu: int,
+    slurm: Mapping[str, str | int] | None,
+    ray: Mapping[str, str | float] | None,
+) -> None:
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)
     require(jobs is None or (type(jobs) is int and jobs >= 1), "jobs", repr(jobs), "a whole number from 1")
@@ -164,6 +172,8 @@ def _check(executor: str, jobs: int | None, runs_per_gpu: int, slurm: Mapping[st
         raise BadInput("--runs-per-gpu: Slurm gives every run a GPU of its own")
     if executor != "slurm" and slurm:
         raise BadInput("--slurm needs --executor slurm")
+    if executor != "ray" and ray:
+        raise BadInput("--ray needs --executor ray")
 
 
 def plan_runs(
@@ -216,7 +226,7 @@ def _launcher(
     jobs: int | None,
     runs_per_gpu: int,
     cpus_per_run: float,
-    sbatch: Mapping[str, str],
+    given: Mapping[str, str],
     retry_failed: bool,
 ) -> Launcher:
     """Make the launcher, and set the number of runs at once in the progress."""
@@ -226,7 +236,7 @@ def _launcher(
         state.jobs, gpus = slots(jobs, first.config.device, runs_per_gpu)
         return LocalLauncher(min(state.jobs, len(state.runs)), gpus, retry_failed)
     if executor == "ray":
-        launcher = RayLauncher(jobs, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
+        launcher = RayLauncher(jobs, given, cpus_per_run, 1 / runs_per_gpu if gpu else 0.0, retry_failed)
         state.jobs = launcher.capacity
         return launcher
-    return SlurmLauncher(state.jobs, first.options.out, sbatch, cpus_per_run, gpu, retry_failed)
+    return SlurmLauncher(state.jobs, first.options.out, given, cpus_per_run, gpu, retry_failed)

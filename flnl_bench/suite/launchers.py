@@ -10,9 +10,10 @@ import pickle
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -130,33 +131,70 @@ def _serve(connection: Connection, gpu: str | None) -> None:
 
 # -- Ray ---------------------------------------------------------------------------------------------
 class RayLauncher:
-    """Tasks with a share of a CPU and of a GPU; the suite, not Ray, starts lost ones again."""
+    """Tasks with a share of a CPU and of a GPU; the suite, not Ray, starts lost ones again.
+
+    `options` are those of `--ray`: address, working_dir, memory (GB per run), and any custom resource.
+    """
 
     tick = 2.0
 
     def __init__(
-        self, jobs: int | None, cpus: float = 1.0, gpus: float = 0.0, retry_failed: bool = False
+        self,
+        jobs: int | None,
+        options: Mapping[str, str],
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        retry_failed: bool = False,
     ) -> None:
         """Connect; at most `jobs` tasks at once, or as many as fit on the cluster."""
         ray = self.ray = _import_optional("ray", "ray")
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        try:
-            ray.init(address="auto", **quiet)
-        except ConnectionError:
-            ray.init(num_cpus=cpus_of(jobs, cpus), include_dashboard=False, **quiet)
-        resources = {"num_cpus": cpus, "num_gpus": gpus}
-        self.task = ray.remote(**resources, max_retries=0)(run_planned)
+        custom = dict(options)
+        address, folder = custom.pop("address", None), custom.pop("working_dir", None)
+        shares = {name: _positive(name, value) for name, value in custom.items()}
+        self.folder = Path(folder).expanduser().resolve() if folder else None
+        if self.folder and not self.folder.is_dir():
+            raise BadInput(f"--ray working_dir={folder}: there is no such folder")
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+        if self.folder:
+            quiet["runtime_env"] = {"working_dir": str(self.folder)}
+        with _own_signals():
+            try:
+                ray.init(address=address or "auto", **quiet)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                if address:
+                    raise BadInput(f"--ray address={address}: {one_line(error)}") from None
+                if not isinstance(error, ConnectionError):
+                    raise
+                ray.init(
+                    num_cpus=cpus_of(jobs, cpus),
+                    include_dashboard=False,
+                    resources=custom_of(shares),
+                    **quiet,
+                )
+        with contextlib.suppress(AttributeError):  # of a dead raylet, Ray prints the last 20 lines of the log
+            ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        memory = {"memory": int(shares["memory"] * 1e9)} if "memory" in shares else {}
+        self.needs = {"CPU": cpus, "GPU": gpus, **memory, **custom_of(shares)}
+        self.task = ray.remote(
+            num_cpus=cpus, num_gpus=gpus, resources=custom_of(shares), max_retries=0, **memory
+        )(run_planned)
         self.jobs, self.retry_failed = jobs, retry_failed
-        self.capacity = capacity(ray.cluster_resources(), jobs, cpus, gpus)
         self.queue: deque[PlannedRun] = deque()
         self.tasks: dict[Any, PlannedRun] = {}
+
+    @property
+    def capacity(self) -> int:
+        """How many runs fit at once on the machines that the cluster has now."""
+        machines = [machine["Resources"] for machine in self.ray.nodes() if machine["Alive"]]
+        return capacity(machines, self.jobs, self.needs)
 
     def submit(self, plans: Sequence[PlannedRun]) -> None:
         """Hand runs to the cluster, up to the number of jobs."""
         self.queue.extend(plans)
         while self.queue and (self.jobs is None or len(self.tasks) < self.jobs):
             planned = self.queue.popleft()
-            self.tasks[self.task.remote(*worker_arguments(planned, self.retry_failed))] = planned
+            arguments = worker_arguments(planned, self.retry_failed, self.folder)
+            self.tasks[self.task.options(name=planned.title).remote(*arguments)] = planned
 
     def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
         """Collect reports; an error of Ray itself means that the worker was lost."""
@@ -175,12 +213,38 @@ class RayLauncher:
     def stop(self) -> None:
         """Interrupt the tasks, wait for them, disconnect."""
         self.queue.clear()
-        for task in self.tasks:
-            self.ray.cancel(task)
-        if self.tasks:
-            with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
-                self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=60)
-        self.ray.shutdown()
+        with _own_signals():
+            for task in self.tasks:
+                self.ray.cancel(task)
+            if self.tasks:
+                with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+                    self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=60)
+            self.ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Set the handler of SIGTERM again after a call that replaces it: that of Ray prints a stack trace."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _positive(name: str, value: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(value) < math.inf:
+            return float(value)
+    raise BadInput(
+        f"--ray {name}={value}: expected an amount above zero per run, as in memory=4 (GB) or tpu=1"
+    )
+
+
+def custom_of(shares: Mapping[str, float]) -> dict[str, float]:
+    """Return the custom resources of a run."""
+    return {name: share for name, share in shares.items() if name != "memory"}
 
 
 def cpus_of(jobs: int | None, cpus: float) -> int:
@@ -188,10 +252,13 @@ def cpus_of(jobs: int | None, cpus: float) -> int:
     return max(1, math.ceil(cpus), math.ceil((os.cpu_count() or 1) if jobs is None else jobs * cpus))
 
 
-def capacity(cluster: Mapping[str, float], jobs: int | None, cpus: float, gpus: float) -> int:
-    """Return how many runs fit on a cluster at once, up to the number of jobs."""
-    fits = [cluster.get(name, 0) // share for name, share in (("CPU", cpus), ("GPU", gpus)) if share]
-    return max(1, int(min([*fits, *([jobs] if jobs else [])], default=1)))
+def capacity(machines: Sequence[Mapping[str, float]], jobs: int | None, needs: Mapping[str, float]) -> int:
+    """Return how many runs fit on the machines of a cluster at once: at least 1, at most `jobs`."""
+    fits = sum(
+        int(min((machine.get(name, 0) // share for name, share in needs.items() if share), default=1))
+        for machine in machines
+    )
+    return max(1, min(fits, jobs) if jobs else fits)
 
 
 # -- Slurm, through submitit -------------------------------------------------------------------------

@@ -93,14 +93,25 @@ class Launcher(Protocol):
         """Stop the workers now, so that their runs can resume; also called once at the end."""
 
 
-def worker_arguments(planned: PlannedRun, retry_failed: bool) -> tuple[PlannedRun, bool, list[Path]]:
-    """Return the arguments of `run_planned` for a worker that may have another working directory."""
+def worker_arguments(
+    planned: PlannedRun, retry_failed: bool, shipped: Path | None = None
+) -> tuple[PlannedRun, bool, list[Path]]:
+    """Return the arguments of `run_planned` for a worker that may have another working directory.
+
+    Files below the `shipped` folder are named relative to it: it is the worker's working directory.
+    """
+
+    def there(path: Path) -> Path:
+        path = path.expanduser().absolute()
+        below = shipped is not None and path.resolve().is_relative_to(shipped)
+        return path.resolve().relative_to(shipped) if below and shipped else path
+
     options, preset = planned.options, planned.options.preset
     if preset.endswith(".toml"):
-        preset = str(Path(preset).expanduser().absolute())
-    data_dir = options.data_dir and options.data_dir.absolute()
+        preset = str(there(Path(preset)))
+    data_dir = options.data_dir and there(options.data_dir)
     options = replace(options, out=options.out.absolute(), data_dir=data_dir, preset=preset)
-    return PlannedRun(options, planned.config), retry_failed, files_in_use()
+    return PlannedRun(options, planned.config), retry_failed, [there(file) for file in files_in_use()]
 
 
 def conduct(suite: SuiteProgress, launcher: Launcher, watch: Callable[[SuiteProgress], None]) -> None:
