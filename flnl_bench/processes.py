@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NoReturn
 
+_leave = os._exit
 STOPS = {signal.SIGINT, signal.SIGTERM}
 _received: list[int] = []  # the STOPS that this process received while it is `interruptible`
 
@@ -46,6 +47,23 @@ def interrupted() -> bool:
     Observed: numpy's `save` treats one as a wrong type of file, and pickle continues.
     """
     return bool(_received)
+
+
+@contextlib.contextmanager
+def exits_refused() -> Iterator[None]:
+    """Make os._exit an error in the block: a hook that calls it would end the program without a word."""
+    owner = os.getpid()
+
+    def refuse(code: int) -> NoReturn:
+        if os.getpid() != owner:  # a fork ends so
+            _leave(code)
+        raise RuntimeError(f"os._exit({code}) was called")
+
+    os._exit = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = _leave
 
 
 def start_worker(
@@ -200,4 +218,4 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
-        os._exit(1)
+        _leave(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import typer.main
 from command_line import flnl, rounds_of, tiny
+from flnl_methods.fedavg import FedAvg
 from test_suite_execution import Inline
 
 import flnl_bench as fb
@@ -178,6 +180,34 @@ def test_a_mistake_in_a_method_is_told_with_file_line_and_cause(tmp_path, monkey
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        ("raise GeneratorExit", "RuntimeError: GeneratorExit was raised"),
+        ("raise SystemExit(0)", "RuntimeError: sys.exit(0) was called"),
+        ("os._exit(0)", "RuntimeError: os._exit(0) was called"),
+    ],
+)
+def test_a_hook_that_ends_the_program_has_failed(act, said, tmp_path, monkeypatch):
+    class Ending(FedAvg):
+        """Ends in the second round."""
+
+        name = "ending"
+
+        def round(self, server, federation):
+            if server.round == 1:
+                exec(act, {"os": os})
+            return super().round(server, federation)
+
+    monkeypatch.setitem(default_methods().methods, "ending", Ending)
+    leave = os._exit
+    with pytest.raises(fb.MethodFailed, match=re.escape(said)):
+        fb.run("ending", "clean", out=tmp_path, **SMALL)
+    (record,) = (read_record(path.parent) for path in tmp_path.rglob("run.json"))
+    assert (record.status, record.summary.rounds) == ("failed", 1)
+    assert os._exit is leave
+
+
 def test_an_interrupted_run_resumes(finished, tmp_path):
     def stop(row):
         if row["round"] == 1:
@@ -275,6 +305,8 @@ def test_a_bad_suite_is_refused(changes, options, expected, tmp_path):
 SCRIPT = """
 import json
 import pandas as pd
+from flnl_methods.fedavg import FedAvg
+
 import flnl_bench as fb
 
 small = {small}

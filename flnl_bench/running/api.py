@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.config import check_seed, check_seeds, training_changes
 from flnl_bench.data import LoadProgress, dataset_name
 from flnl_bench.errors import (
+    FOREIGN,
     BadInput,
     BrokenContract,
     MethodFailed,
@@ -229,7 +230,7 @@ def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | Non
         try:
             if progress:
                 progress(row)
-        except (Exception, SystemExit) as error:
+        except FOREIGN as error:
             errors_of_callback.append(error)
             raise
 

@@ -19,8 +19,8 @@ from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import BadInput, one_line
-from flnl_bench.processes import interrupted
+from flnl_bench.errors import FOREIGN, BadInput, one_line
+from flnl_bench.processes import exits_refused, interrupted
 from flnl_bench.results.accusations import Accusations, Shares, worst
 from flnl_bench.results.diagnostics import ChangedBeliefs, Judge, Probe, gather_beliefs, save_beliefs
 from flnl_bench.results.lock import Busy, Claim, claimed
@@ -147,7 +147,7 @@ class Runner:
             engine = Engine(
                 self.method, self.dataset, self.scenario, self.config.training, self.config.seed, self.devices
             )
-            with contextlib.closing(engine):  # made first: an impossible run writes nothing
+            with contextlib.closing(engine), exits_refused():  # made first: an impossible run writes nothing
                 folder.create()
                 with claimed(folder.path) as claim:
                     folder.sweep_parts()
@@ -156,6 +156,8 @@ class Runner:
                     return self.finished() or self._resume(engine, folder, claim, progress)
         except SystemExit as stop:  # of a hook: it must not end the program silently
             raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
+        except GeneratorExit as stop:
+            raise RuntimeError("GeneratorExit was raised") from stop
         except Exception:
             if interrupted():
                 raise KeyboardInterrupt from None
@@ -220,7 +222,7 @@ class Runner:
         except Busy:
             tracking.end("interrupted", {})
             raise  # the files belong to another process now
-        except (KeyboardInterrupt, SystemExit, Exception) as error:
+        except (KeyboardInterrupt, *FOREIGN) as error:
             # A callback that fails and files that disappear are not faults of the method.
             stopped = in_callback or interrupted() or isinstance(error, KeyboardInterrupt | FilesLost)
             record = dataclasses.replace(
