@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import hashlib
 import json
 import math
 import os
@@ -18,7 +20,8 @@ from flnl_bench import escaping
 from flnl_bench.errors import BadInput
 from flnl_bench.processes import alive
 
-PART = re.compile(r"\.(\d{1,9})\.part$")  # the end of an unfinished file's name: the process that writes it
+PART = re.compile(r"\.(.+)\.(\d{1,9})-[0-9a-f]{8}\.part")  # name, and the process that writes it
+_EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -31,7 +34,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a partial file to write, which then replaces `path`; an error names `path`."""
     sweep_parts(path.parent, path.name)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = part_of(path)
     try:
         yield partial
         os.replace(partial, path)
@@ -43,14 +46,68 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def partial_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `path`, to fill and rename; it is removed if it is still there."""
+    sweep_parts(path.parent, path.name)
+    partial = part_of(path)
+    shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def part_of(path: Path, pid: int | None = None) -> Path:
+    """Return the path of a partial file or folder.
+
+    Its name has a mark, a hash of the rest, so that no file of the user is taken for one and removed.
+    """
+    name = f"{path.name}.{os.getpid() if pid is None else pid}"
+    mark = hashlib.blake2b(f"flnl-bench {name}".encode(errors="surrogateescape"), digest_size=4).hexdigest()
+    return path.with_name(f".{name}-{mark}.part")
+
+
+def parts(folder: Path, name: str = "") -> Iterator[tuple[Path, int]]:
+    """Yield partial files and folders with their processes: those of one file, or all."""
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(folder)):
+            match = PART.fullmatch(entry)
+            if match and name in ("", match[1]) and part_of(folder / match[1], int(match[2])).name == entry:
+                yield folder / entry, int(match[2])
+
+
 def sweep_parts(folder: Path, name: str = "") -> None:
     """Remove the partial files of dead processes from a folder: those of one file, or all."""
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            match = PART.search(entry.name) if entry.name.startswith(f".{name}") else None
-            if match and not alive(int(match[1])):
-                remove = shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink
-                remove(entry.path)
+        for path, process in parts(folder, name):
+            if not alive(process):
+                remove = shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink
+                remove(path)
+
+
+def replace_folder(path: Path, new: Path) -> None:
+    """Replace a folder by a complete new one; a kill leaves one of them whole, where the system can swap."""
+    if not path.exists():
+        os.replace(new, path)
+    elif not _exchanged(new, path):
+        with partial_folder(path.with_name(f"{path.name}.old")) as old:
+            os.replace(path, old / path.name)
+            try:
+                os.replace(new, path)
+            except BaseException:
+                os.replace(old / path.name, path)
+                raise
+
+
+def _exchanged(a: Path, b: Path) -> bool:
+    """Swap two folders in one step; return False where system or file system cannot."""
+    try:
+        swap = ctypes.CDLL(None).renameat2  # since glibc 2.28
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(swap(_HERE, os.fsencode(a), _HERE, os.fsencode(b), _EXCHANGE) == 0)
 
 
 def write_new(path: Path, content: str | bytes) -> None:

@@ -102,6 +102,14 @@ def test_a_bad_value_is_refused_before_anything_is_written(tmp_path, changes, ex
         (["scenario", "export", "--setting", "clean", "-o", "/dev/null/x"], "cannot write the scenario"),
         (["show", "nothing"], "there is no run 'nothing'"),
         (["leaderboard", "-o", ""], "after -o"),
+        (
+            ["leaderboard", "--metric", "best", "--metric", "last10"],
+            "--metric is given 2 times; give it once",
+        ),
+        (
+            ["results", "export", "-o", "a.zip", "--output", "b.zip"],
+            "--output is given 2 times; give it once",
+        ),
         ([""], "after flnl-bench"),
     ],
 )

@@ -213,6 +213,16 @@ def test_an_unknown_ending_is_refused_unless_the_format_is_given(folder, tmp_pat
     assert flnl("leaderboard", folder, "-o", file, "--format", "md").code == 0
 
 
+def test_output_replaces_a_file_only_with_force(folder, tmp_path):
+    file = tmp_path / "board.md"
+    file.write_text("mine")
+    done = flnl("leaderboard", folder, "-o", file)
+    assert (done.code, file.read_text()) == (2, "mine")
+    assert f"{file} exists already; choose another file, or replace it with --force" in done.errors[-1]
+    assert flnl("leaderboard", folder, "-o", file, "--force").code == 0
+    assert file.read_text() != "mine"
+
+
 def test_output_into_a_missing_folder_is_refused(folder, tmp_path):
     done = flnl("leaderboard", folder, "-o", tmp_path / "none" / "board.md")
     assert (done.code, "there is no folder" in done.errors[-1]) == (2, True)

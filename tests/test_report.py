@@ -1,6 +1,7 @@
 """The site of a results folder: its pages, its numbers, and names that mean something to a browser."""
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -9,8 +10,9 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
+from flnl_bench import atomic_files
 from flnl_bench.report.gather import mean_curve, thinned
-from flnl_bench.report.site import script_data, shown
+from flnl_bench.report.site import script_data, shown, write_report
 
 GRID = {
     "fedavg": {"sym-1.0": (20.0, 22.0), "asym-1.0": (60.0, 62.0)},
@@ -211,6 +213,33 @@ def test_a_report_is_replaced_as_a_whole_and_anything_else_is_left_alone(site, t
     assert (done.code, "holds files that are not of a report" in done.errors[-1]) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert sorted(path.name for path in site.parent.iterdir()) == ["runs", "site"]
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_a_report_that_is_killed_leaves_a_whole_site_and_the_next_one_sweeps(site, when):
+    pid = os.fork()
+    if pid == 0:  # this process dies where a SIGKILL could come
+        _die(when)
+        write_report(site.parent / "runs", site)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (site / "index.html").exists()
+    assert (site / "tables" / "last10.csv").exists()
+    write_report(site.parent / "runs", site)
+    assert sorted(path.name for path in site.parent.iterdir()) == ["runs", "site"]
+
+
+def _die(when):
+    swap, rename = atomic_files._exchanged, os.replace
+
+    def die(*paths):
+        {"before": print, "between": rename, "after": swap}[when](*paths)
+        os._exit(9)
+
+    if when == "between":  # the two renames that are not one step
+        os.replace = die
+    else:
+        atomic_files._exchanged = die
 
 
 @pytest.mark.parametrize("name", ["NOTES.md", ".git/config", "runs/mine.txt", "data/mine/x.js"])

@@ -121,8 +121,11 @@ def test_an_export_overwrites_no_file(theirs, tmp_path):
     (tmp_path / "mine.zip").write_text("mine")
     done = flnl("results", "export", theirs, "-o", tmp_path / "mine.zip")
     assert (done.code, len(done.errors)) == (2, 1)
-    assert f"{tmp_path / 'mine.zip'} is there already; choose another file" in done.errors[0]
+    told = f"{tmp_path / 'mine.zip'} exists already; choose another file, or replace it with --force"
+    assert told in done.errors[0]
     assert (tmp_path / "mine.zip").read_text() == "mine"
+    assert flnl("results", "export", theirs, "-o", tmp_path / "mine.zip", "--force").code == 0
+    assert zipfile.is_zipfile(tmp_path / "mine.zip")
 
 
 def test_an_imported_run_is_found_finished(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from flnl_methods.fedavg import FedAvg
 from toy_runs import toy_runner
 
-from flnl_bench.atomic_files import make_writable, sweep_parts
+from flnl_bench.atomic_files import make_writable, part_of, replace_file, sweep_parts
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.engine import pool
 from flnl_bench.errors import BadInput, MethodFailed
@@ -162,9 +162,9 @@ def test_a_folder_that_is_removed_during_the_run_is_named(tmp_path):
 # -- kills -------------------------------------------------------------------------------------------
 def test_files_of_killed_processes_are_removed_at_the_next_start(interrupted):
     folder = interrupted.folder.path
-    for name in (f".run.json.{DEAD}.part", ".claim.0123", f".beliefs.npz.{DEAD}.part"):
-        (folder / name).write_text("half")
-    (interrupted.folder.checkpoint / f".journal.jsonl.{DEAD}.part").write_text("half")
+    (folder / ".claim.0123").write_text("half")
+    for name in ("run.json", "beliefs.npz", "checkpoint/journal.jsonl"):
+        part_of(folder / name, DEAD).write_text("half")
     assert interrupted.run().done
     assert {path.name for path in folder.iterdir()} == COMPLETE
 
@@ -172,16 +172,26 @@ def test_files_of_killed_processes_are_removed_at_the_next_start(interrupted):
 def test_files_of_a_kill_after_the_last_round_are_removed_when_the_finished_run_is_found(done):
     done.folder.checkpoint.mkdir()
     (done.folder.checkpoint / "journal.jsonl").write_text("{}")
-    (done.folder.path / f".run.json.{DEAD}.part").write_text("half")
+    part_of(done.folder.path / "run.json", DEAD).write_text("half")
     assert done.run().done
     assert {path.name for path in done.folder.path.iterdir()} == COMPLETE
 
 
 def test_partial_files_of_living_processes_stay(tmp_path):
-    alive, dead = tmp_path / f".a.{os.getppid()}.part", tmp_path / f".a.{DEAD}.part"
-    alive.touch(), dead.touch()
+    alive, dead = part_of(tmp_path / "a", os.getppid()), part_of(tmp_path / "a", DEAD)
+    alive.touch(), dead.mkdir()
     sweep_parts(tmp_path)
     assert (alive.exists(), dead.exists()) == (True, False)
+
+
+def test_partial_files_of_the_user_stay(tmp_path):
+    users = tmp_path / f".fashion-mnist.{DEAD}.part", tmp_path / f".a.{DEAD}-01234567.part"
+    for path in users:
+        path.mkdir()
+        (path / "mine").touch()
+    sweep_parts(tmp_path)
+    replace_file(tmp_path / "a", "content")
+    assert all((path / "mine").exists() for path in users)
 
 
 def test_many_processes_may_create_a_folder_at_once(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -85,7 +87,7 @@ def _execute(arguments: Sequence[str] | None) -> int:
     try:
         check_not_empty(sys.argv[1:] if arguments is None else arguments)
         command = typer.main.get_command(app)
-        hide_types_of_switches(command)
+        adapt_options(command)
         code = command(args=arguments, prog_name="flnl-bench", standalone_mode=False)
     except Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
@@ -110,13 +112,31 @@ def check_not_empty(arguments: Sequence[str]) -> None:
             raise BadInput(f"the value after {argument or before} is empty")
 
 
-def hide_types_of_switches(command: Any) -> None:
-    """Hide the type <bool> of switches in the help: they take no value."""
+def adapt_options(command: Any) -> None:
+    """Hide the type <bool> of switches in the help: they take no value. Refuse repeated single values."""
+    command.make_parser = functools.partial(_strict_parser, command.make_parser)
     for option in command.get_params(typer.Context(command)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        hide_types_of_switches(inner)
+        adapt_options(inner)
+
+
+def _strict_parser(make_parser: Callable[[Any], Any], context: Any) -> Any:
+    """Return a parser that refuses an option with one value if it is given twice: none of them is meant."""
+    parser = make_parser(context)
+    parse = parser.parse_args
+
+    def parse_args(args: list[str]) -> Any:
+        values, rest, order = parse(args)
+        for option, times in Counter(order).items():
+            many = option.param_type_name == "argument" or option.multiple or option.is_flag
+            if times > 1 and not many and not context.resilient_parsing:  # as while a shell completes
+                raise BadInput(f"{max(option.opts, key=len)} is given {times} times; give it once")
+        return values, rest, order
+
+    parser.parse_args = parse_args
+    return parser
 
 
 def _fail(code: int, message: str) -> int:

@@ -98,6 +98,7 @@ def leaderboard_command(
     output: Annotated[
         Path | None, option(OUTPUT, "FILE", "Write this file instead of stdout.", "--output", "-o")
     ] = None,
+    force: Annotated[bool, flag(OUTPUT, "Replace FILE if it exists.", "--force")] = False,
     as_json: Annotated[bool, flag(OUTPUT, "The same as --format json.", "--json")] = False,
 ) -> None:
     """Make tables of all finished runs: methods × settings, mean ± standard deviation over seeds."""
@@ -109,6 +110,8 @@ def leaderboard_command(
     if as_json and kind not in (None, "json"):
         raise BadInput(f"--json and --format {kind} are both given; use one of them")
     chosen_format = choose_format("json" if as_json else kind, output)
+    if output is not None:
+        options.check_output(output, force)
     metric = f"{metric}@{at}" if at else metric
     check_metric(metric)
     if folder != RUNS:  # without a given folder, there may be no own runs
@@ -155,7 +158,5 @@ def write(path: Path, text: str) -> None:
     """Write the file atomically."""
     from flnl_bench.atomic_files import replace_file
 
-    if not path.parent.is_dir():
-        raise BadInput(f"there is no folder {path.parent} to write {path.name} into")
     replace_file(path, text)
     note(f"wrote {path}")

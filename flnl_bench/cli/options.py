@@ -94,6 +94,7 @@ Trackers = Annotated[
         autocompletion=completion.trackers,
     ),
 ]
+Force = Annotated[bool, flag(FILES, "Replace FILE if it exists.", "--force")]
 SaveModel = Annotated[bool, flag(FILES, "Keep the final and the best global weights.", "--save-model")]
 DataDir = Annotated[
     Path | None, option(FILES, "DIR", "Folder of the data sets.", default="FLNL_DATA, or a cache folder")
@@ -111,6 +112,16 @@ OnlySetting = Annotated[list[str] | None, _only("setting", completion.settings)]
 OnlyPreset = Annotated[list[str] | None, _only("preset", completion.presets)]
 OnlySeed = Annotated[list[int] | None, option(ONLY, "N", "Only this seed; may be repeated.")]
 Json = Annotated[bool, flag(FILES, "Print exactly one JSON object on stdout.", "--json")]
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse an existing file unless it may be replaced, and a folder that does not exist."""
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder; --output is a file")
+    if path.exists() and not force:
+        raise BadInput(f"{path} exists already; choose another file, or replace it with --force")
+    if not path.parent.is_dir():
+        raise BadInput(f"there is no folder {path.parent} to write {path.name} into")
 
 
 def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:

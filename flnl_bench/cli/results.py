@@ -12,7 +12,6 @@ from flnl_bench.cli import options
 from flnl_bench.cli.console import note, print_json, say, waiting
 from flnl_bench.cli.options import flag, option
 from flnl_bench.cli.show import RUNS
-from flnl_bench.errors import BadInput
 
 NAMED = 20  # files that are named in warnings, at most
 
@@ -29,6 +28,7 @@ def export_results(
         Path, option(options.FILES, "FILE", "Write this file, as in mine.zip.", "--output", "-o")
     ],
     folder: Folder = RUNS,
+    force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
     """Write the records, rounds and beliefs of all finished runs into one compressed file."""
@@ -36,8 +36,7 @@ def export_results(
     from flnl_bench.results.archive import export_runs
 
     check_folder(folder)
-    if output.exists():
-        raise BadInput(f"{output} is there already; choose another file")
+    options.check_output(output, force)
     done = export_runs(folder, output)
     warn_files(done.left_out)
     note_unfinished(done.unfinished, "exported")

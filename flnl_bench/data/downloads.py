@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from flnl_bench.atomic_files import sweep_parts
+from flnl_bench.atomic_files import partial_folder
 from flnl_bench.data.dataset import (
     HOW_TO_POINT,
     NPZ_ARRAYS,
@@ -216,19 +215,16 @@ def _through_torchvision(name: str, kind: str, root: Path) -> Arrays:
 def _download(name: str, kind: str, root: Path) -> Arrays:
     """Download into a temporary folder and move the complete files; a failure leaves no file."""
     new_folders = [path for path in (root, *root.parents) if not path.exists()]
-    temporary = root / f".{name}.{os.getpid()}.part"
     try:
-        sweep_parts(root)
-        temporary.mkdir(parents=True)
-        arrays = fetch(kind, temporary, download=True)
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                target = root / path.relative_to(temporary)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
-        return arrays
+        with partial_folder(root / name) as temporary:
+            arrays = fetch(kind, temporary, download=True)
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    target = root / path.relative_to(temporary)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+            return arrays
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):  # a folder that holds the data is not empty
             for path in new_folders:
                 path.rmdir()

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flnl_bench.atomic_files import json_text
+from flnl_bench.atomic_files import json_text, partial_folder, replace_folder
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.escaping import lines
@@ -57,13 +55,9 @@ def write_report(
     if not results.finished:
         raise BadInput(f"there is no finished run below {folder}")
     environment = _environment()
-    partial = Path(tempfile.mkdtemp(prefix=f".{site.name}.", dir=site.parent))
-    try:
+    with partial_folder(site) as partial:
         _write(Report(results), environment, partial)
-        partial.chmod(0o755)
-        _replace(site, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        replace_folder(site, partial)
     return site / "index.html"
 
 
@@ -90,14 +84,6 @@ def _ours(path: Path) -> bool:
     if len(path.parts) == 1:
         return path.name in (*MAIN_PAGES, *SUBFOLDERS) or (STATIC / path.name).is_file()
     return len(path.parts) == 2 and path.suffix in SUBFOLDERS.get(path.parts[0], ())
-
-
-def _replace(site: Path, new: Path) -> None:
-    old = new.with_name(new.name + ".old")
-    if site.exists():
-        os.replace(site, old)
-    os.replace(new, site)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # -- writing -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flnl_bench.atomic_files import append, json_text, make_writable, replace_file, sweep_parts
+from flnl_bench.atomic_files import append, json_text, make_writable, parts, replace_file, sweep_parts
 from flnl_bench.errors import BadInput
 from flnl_bench.results.run_record import (
     BELIEFS_FILE,
@@ -52,7 +52,7 @@ class RunFolder:
 
     def leftovers(self) -> bool:
         """Return whether a checkpoint or partial files are left, as after a kill at the end of a run."""
-        return self.checkpoint.exists() or any(self.path.glob(".*.part"))
+        return self.checkpoint.exists() or any(parts(self.path))
 
     def sweep(self) -> None:
         """Remove the checkpoint and the partial files of killed processes."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from importlib.resources import files
 from pathlib import Path
 
+from flnl_bench.atomic_files import partial_folder
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.methods import default_methods
 
@@ -40,15 +40,11 @@ def new_plugin(name: str, kind: str = "method", folder: Path = Path()) -> Path:
     package = folder / name
     if package.exists():
         raise BadInput(f"{package} exists already")
-    partial = folder / f".{name}.part"  # renamed when complete
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with partial_folder(package) as partial:
         for path, text in _files(name, kind, options.replace("NAME", name)).items():
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
             (partial / path).write_text(text, encoding="utf-8")
         partial.rename(package)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return package
 
 
