@@ -51,8 +51,10 @@ def flnl(*arguments) -> Done:
 
 
 def tiny(out, *more, method="fedavg", setting="sym-1.0") -> list:
-    """The arguments of a run of less than a second."""
-    return ["run", "--method", method, "--setting", setting, *TINY, "--out", out, *more]
+    """The arguments of a run of less than a second; `more` may give other values."""
+    options = ["--method", method, "--setting", setting, *TINY, "--out", out]
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return ["run", *(word for pair in pairs if pair[0] not in more for word in pair), *more]
 
 
 def rounds_of(run_dir) -> list[dict]:

@@ -63,7 +63,7 @@ def test_a_new_plugin_of_every_kind_is_complete_and_runs_at_once(tmp_path, kind)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     assert hasattr(loaded, entry)
-    done = flnl(*tiny(tmp_path / "runs", "--plugin", file, "--json"), *USE[kind], "--rounds", 1)
+    done = flnl(*tiny(tmp_path / "runs", "--plugin", file, "--json", *USE[kind], "--rounds", 1))
     assert done.json["rounds"] == 1
     assert not [line for line in done.errors if "plugin" in line or "tracker" in line]
     if kind != "method":  # those of methods take seconds, and others check them

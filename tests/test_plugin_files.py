@@ -363,7 +363,7 @@ def test_what_a_plugin_prints_is_no_result(tmp_path, write, workers, capfd):
 )
 def test_what_cannot_be_built_leaves_nothing_behind(write, tmp_path, old, new, asked):
     file = write((METHOD.format(scale=1.0) + OTHERS).replace(old, new))
-    options = [*tiny(tmp_path / "runs", method="mine"), "--plugin", file, *asked]
+    options = tiny(tmp_path / "runs", "--plugin", file, *asked, method="mine")
     done = flnl(*options)
     assert (done.code, len(done.errors)) == (1, 1)
     assert "division by zero (mine.py:" in done.errors[0]
