@@ -113,20 +113,30 @@ def _exchanged(a: Path, b: Path) -> bool:
 def write_new(path: Path, content: str | bytes) -> None:
     """Create or replace a file, and return when it is on the disk."""
     path.unlink(missing_ok=True)
-    _write(path, "xb", content)
+    _write(path, path, "xb", content)
 
 
 def append(path: Path, content: str | bytes) -> None:
     """Add to an existing file, and return when it is on the disk."""
-    _write(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", content)
+    _write(path, os.open(path, os.O_WRONLY | os.O_APPEND), "wb", content)
 
 
-def _write(file: Path | int, mode: str, content: str | bytes) -> None:
-    with open(file, mode) as opened:
+def _write(path: Path, file: Path | int, mode: str, content: str | bytes) -> None:
+    with naming(path), open(file, mode) as opened:
         # A lone surrogate, from a name that is not UTF-8, cannot be encoded; JSON allows its escape.
         opened.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
         opened.flush()
         os.fsync(opened.fileno())
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the path to an OSError without one: writing and locking report a reason only."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

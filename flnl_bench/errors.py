@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +49,18 @@ def one_line(error: BaseException, limit: int = 160) -> str:
     lines = str(error).strip().splitlines()
     text = ": ".join([type(error).__name__, *lines[:1]])
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+# Errors of the disk or the machine: no method can be blamed for them.
+_OF_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOLCK),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
+}
+
+
+def of_machine(error: BaseException) -> bool:
+    """Return whether an error says that the disk is full, a file may not be written, or no lock is left."""
+    return isinstance(error, OSError) and error.errno in _OF_MACHINE
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import filelock
 import pytest
 from flnl_methods.fedavg import FedAvg
 from toy_runs import toy_runner
@@ -157,6 +159,35 @@ def test_a_folder_that_is_removed_during_the_run_is_named(tmp_path):
     with pytest.raises(BadInput, match=f"{folder} was removed"):
         runner.run(progress=lambda row: folder.rename(tmp_path / "gone"))
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.ENOLCK])
+def test_an_error_of_the_disk_interrupts_the_run_and_names_file_and_reason(tmp_path, monkeypatch, code):
+    runner = toy_runner(tmp_path / "runs", rounds=2)
+    write, calls = os.fsync, []
+
+    def full(number):
+        if os.readlink(f"/proc/self/fd/{number}").endswith("rounds.jsonl"):  # as it is appended
+            calls.append(number)
+            if len(calls) == 2:
+                raise OSError(code, os.strerror(code))
+        write(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadInput, match=f"rounds.jsonl: {os.strerror(code)}; the run is interrupted"):
+        finish(runner)
+    assert runner.folder.read().status == "interrupted"
+    assert finish(runner).done
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    runner = toy_runner(tmp_path / "runs", rounds=2)
+    monkeypatch.setattr(filelock.FileLock, "_acquire", no_locks)
+    with pytest.raises(BadInput, match=r"\.lock: No locks available; the run is interrupted"):
+        finish(runner)
 
 
 # -- kills -------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import Any
 
 import filelock
 
-from flnl_bench.atomic_files import write_new
+from flnl_bench.atomic_files import naming, write_new
 from flnl_bench.errors import BadInput
 
 BEAT, STALE = 60.0, 600.0
@@ -45,7 +45,8 @@ def claimed(folder: Path) -> Iterator[Claim]:
     """Hold the run in `folder`, or raise Busy."""
     lock = filelock.FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=GRACE, poll_interval=GRACE / 4)
+        with naming(folder / ".lock"):
+            lock.acquire(timeout=GRACE, poll_interval=GRACE / 4)
     except filelock.Timeout:
         raise _busy(folder) from None
     try:

@@ -19,6 +19,7 @@ from flnl_bench.errors import (
     BrokenContract,
     MethodFailed,
     MissingData,
+    of_machine,
     one_line,
     place_in,
     require,
@@ -244,7 +245,12 @@ def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | Non
         record = runner.folder.read()
         recorded = record is not None and record.status == "failed"
         if isinstance(error, OSError) and not recorded:
-            raise
+            if not of_machine(error):
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise BadInput(
+                f"{where}{error.strerror}; the run is interrupted, and the same command resumes it"
+            ) from error
         where = f"; the traceback is in {runner.folder.path / RUN_FILE}" if recorded else ""
         raise MethodFailed(_mistake(runner, error) + where) from error
 

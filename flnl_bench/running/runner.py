@@ -19,7 +19,7 @@ from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import FOREIGN, BadInput, one_line
+from flnl_bench.errors import FOREIGN, BadInput, of_machine, one_line
 from flnl_bench.processes import exits_refused, interrupted
 from flnl_bench.results.accusations import Accusations, Shares, worst
 from flnl_bench.results.diagnostics import ChangedBeliefs, Judge, Probe, gather_beliefs, save_beliefs
@@ -223,8 +223,9 @@ class Runner:
             tracking.end("interrupted", {})
             raise  # the files belong to another process now
         except (KeyboardInterrupt, *FOREIGN) as error:
-            # A callback that fails and files that disappear are not faults of the method.
+            # A callback that fails, files that disappear and a full disk are not faults of the method.
             stopped = in_callback or interrupted() or isinstance(error, KeyboardInterrupt | FilesLost)
+            stopped = stopped or of_machine(error)
             record = dataclasses.replace(
                 record,
                 status="interrupted" if stopped else "failed",
@@ -232,7 +233,7 @@ class Runner:
                 error=None if stopped else one_line(error),
                 traceback=None if stopped else traceback.format_exc(),
             )
-            with contextlib.suppress(Busy):
+            with contextlib.suppress(Busy, *((OSError,) if of_machine(error) else ())):
                 claim.check()
                 folder.write(record)
                 if not training and saved_rounds < len(rounds):
