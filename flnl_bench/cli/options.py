@@ -121,7 +121,7 @@ def check_output(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise BadInput(f"{path} exists already; choose another file, or replace it with --force")
     if not path.parent.is_dir():
-        raise BadInput(f"there is no folder {path.parent} to write {path.name} into")
+        raise BadInput(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def parse_seeds(seed: int | None, seeds: str | None) -> list[int]:
