@@ -16,7 +16,7 @@ import tomllib
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
@@ -55,6 +55,13 @@ def check_method(cls: Any) -> None:
     except Exception as error:  # may come from the class's own code
         why = str(error) if isinstance(error, BadInput) else one_line(error)
         raise BadInput(f"class {cls.__name__}: {why}") from None
+
+
+def unknown_method(name: str, allowed: Iterable[str], where: str = "") -> BadInput:
+    """Make the error for the name of a method that nobody offers."""
+    error = unknown("method", name, allowed, where)
+    hint = "install the plugin of the method, or name its file with --plugin or FLNL_PLUGINS"
+    return BadInput(f"{error}; {hint}")
 
 
 def _no_methods() -> Registry[type[Method]]:
@@ -98,7 +105,7 @@ class Methods:
         base, slash, variant = name.partition("/")
         cls = self.methods.get(base)
         if cls is None or (slash and variant not in cls.variants):
-            raise unknown("method", name, self.names())
+            raise unknown_method(name, self.names())
         return (variant_class(cls, variant), variant_values(cls, variant)) if slash else (cls, {})
 
     def make(self, name: str, preset: Mapping[str, Any], changes: Mapping[str, str]) -> Method:

@@ -159,7 +159,9 @@ def test_a_suite_hands_the_files_to_workers_on_machines_that_do_not_know_them(tm
     arguments = worker_arguments(planned, retry_failed=False)
     assert arguments[2] == [tmp_path / "mine.py"]
     monkeypatch.setenv(plugin_files.VARIABLE, "")
-    assert "unknown method" in run_planned(planned).error
+    error = run_planned(planned).error
+    assert "unknown method" in error
+    assert error.endswith("name its file with --plugin or FLNL_PLUGINS")
     assert run_planned(*arguments).status == "done"
 
 

@@ -85,7 +85,7 @@ def _read_own(path: Path) -> Preset:
 def _checked(preset: Preset, where: str) -> Preset:
     """Check the data sets, methods and values of a user's preset; errors name the file `where`."""
     from flnl_bench.data import dataset_name
-    from flnl_bench.methods import default_methods
+    from flnl_bench.methods import default_methods, unknown_method
 
     registry = default_methods()
     methods = registry.methods
@@ -93,8 +93,7 @@ def _checked(preset: Preset, where: str) -> Preset:
         check_values({k: v for k, v in values.items() if k != "methods"}, f"{where}: {section}: ")
         for name, given in values.get("methods", {}).items():
             if name not in methods:
-                error = unknown("method", name, methods, where)
-                raise BadInput(f"{error}; install the plugin of the method, or name its file with --plugin")
+                raise unknown_method(name, methods, where)
             place = f"{where}: {section}.methods.{name}."
             texts = {key: as_set(value, place + key) for key, value in given.items()}
             given |= registry.parse(name, texts, place)

@@ -51,7 +51,8 @@ CHECKS: dict[str, Sequence[Check]] = {
         Check(
             methods.check_runs,
             "nothing else can be checked",
-            "a mistake in the named line; methods cannot access true labels, e.g. client.true",
+            "a mistake in the named line, or a `loss` that is averaged: F.cross_entropy needs "
+            "reduction='none'; methods cannot access true labels, e.g. client.true",
         ),
         Check(
             methods.check_warmup,
