@@ -121,10 +121,10 @@ class Killer:
 
         return act
 
-    def tear(self, write, file, mode, content):
+    def tear(self, write, path, file, mode, content):
         """Write half of the content."""
         content = content.encode() if isinstance(content, str) else content
-        write(file, mode, content[: len(content) // 2])
+        write(path, file, mode, content[: len(content) // 2])
 
 
 def steps(tmp_path, in_checkpoint):
