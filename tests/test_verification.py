@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from command_line import flnl, tiny
 
+import flnl_bench as fb
 from flnl_bench.results.run_record import read_record, summarise
 from flnl_bench.results.verified import VERIFIED_FILE, read_status
 from flnl_bench.verification import control_band, first_difference, verify
@@ -60,6 +61,50 @@ def test_an_edited_summary_is_noticed(run):
     done = flnl("verify", run)
     assert done.code == 1
     assert "summary.last10 is 99.0, but its rounds give" in done.out.replace("\n", " ")
+
+
+def test_a_hidden_divergence_is_noticed_by_verify_and_by_the_table(run):
+    rows = rounds_in(run)
+    rows[-1]["loss"] = None
+    edit(run, lambda record: None, rows)
+    assert wrong(run) == ["summary"]
+    done = flnl("leaderboard", run.parents[1])
+    assert done.code != 0
+    assert "summary.diverged is unknown" in done.message.replace("\n", " ")
+
+
+def test_an_invented_divergence_is_noticed(run):
+    edit(run, lambda record: record["summary"].update(diverged=0))
+    assert wrong(run) == ["summary"]
+
+
+def test_tables_say_how_many_runs_are_verified_and_which_cannot_be_right(run):
+    def board():
+        return fb.leaderboard(run.parents[1])
+
+    def column():
+        return set(board().frame["verification"])
+
+    assert "Verification of 1 runs: 1 self-reported." in str(board())
+    assert column() == {"self-reported"}
+    assert flnl("verify", run, "--rounds", "1").code == 0
+    assert column() == {"bit-confirmed"}
+    for name in ("table", "md", "latex", "html"):
+        text = flnl("leaderboard", run.parents[1], "--format", name).out
+        assert "1 bit-confirmed" in " ".join(text.split()), name
+    row = flnl("leaderboard", run.parents[1], "--json").json["tables"][0]["rows"][0]
+    assert row["verification"] == {"bit-confirmed": 1}
+    assert row["assumes"] == []
+    rows = rounds_in(run)
+    rows[1]["loss"] += 1.0
+    edit(run, lambda record: None, rows)
+    assert column() == {"self-reported"}
+    assert not board().tables[0].alarms
+    assert flnl("verify", run).code == 1
+    assert board().tables[0].alarms == [
+        "cannot be right by `flnl-bench verify`: fedprox on digits · iid · sym-1.0 · quick · seed 1 "
+        "(docs/verification.md)"
+    ]
 
 
 def test_edited_rounds_with_a_summary_that_fits_are_noticed(run):
@@ -119,8 +164,10 @@ def test_another_configuration_in_the_same_folder_is_noticed(run):
 def test_exchanged_labels_in_the_beliefs_are_noticed(run):
     with np.load(run / "beliefs.npz") as file:
         arrays = dict(file)
+    assert flnl("verify", run, "--rounds", "1").code == 0
     arrays["given"] = (arrays["given"] + 1) % 10
     np.savez_compressed(run / "beliefs.npz", **arrays)
+    assert read_status(read_record(run)) == "self-reported"
     assert wrong(run) == ["beliefs"]
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from flnl_bench.leaderboards.pandas_api import Leaderboard
 
 _TABLE = ("dataset", "partition", "preset", "protocol", "device", "numbers")
-_ROW = ("method", "label", "version", "codes", "hyperparameters")
-_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "diverged", "mark", "rank")
+_ROW = ("method", "label", "version", "codes", "hyperparameters", "assumes")
+_CELL = ("setting", "metric", "mean", "std", "count", "seeds", "diverged", "mark", "rank", "verification")
 _STANDING = ("place_low", "place_high", "p_best", "letters", "detectable")
 _PAPER = ("paper_protocol", "paper_mean", "paper_std", "difference_to_paper")
 _COST = (*COST_COLUMNS, *(f"sent_per_{per}" for per in PER), "leaves")
@@ -95,6 +95,7 @@ def _row_object(table: Table, row: Row, paper: bool, comparison: Comparison | No
         "avg": _cell(row.average) if row.average else None,
         "rank": row.rank,
         **standing_values(table, row),
+        "verification": row.verification,
         "cost": {**_cost_values(row), "sent": row.sent},
     }
     if paper:
@@ -120,7 +121,7 @@ def as_csv(board: Leaderboard) -> str:
     writer.writeheader()
     for line in cell_lines(board):
         texts = {**line, "hyperparameters": json.dumps(line["hyperparameters"])}
-        for name in ("seeds", "diverged") if "seeds" in line else ():
+        for name in ("assumes", "seeds", "diverged") if "seeds" in line else ("assumes",):
             texts[name] = " ".join(map(str, line[name]))
         writer.writerow({name: escaping.csv(value) for name, value in texts.items()})
     return out.getvalue()
@@ -203,6 +204,7 @@ def _line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell 
         "metric": table.metric,
         "seeds": tuple(cell.values) if cell else (),
         "diverged": tuple(cell.diverged) if cell else (),
+        "verification": row.verified(row.runs[setting].values() if setting in row.runs else row.records),
         **({"mean": cell.mean, "std": cell.std, "count": cell.count} if cell else {}),
         **_paper_values(cell, theirs),
     }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flnl_bench.assumptions import ASSUMPTIONS
 from flnl_bench.engine.ledger import PER, sentence
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.leaderboards.comparability import NOISY
@@ -35,6 +37,7 @@ from flnl_bench.leaderboards.statistics import (
 )
 from flnl_bench.leaderboards.table import Cell, Row, Standing, Table, mark_table
 from flnl_bench.methods import declaration
+from flnl_bench.results.verified import STATUSES, Status
 
 DIVERGED_NOTE = (
     "✗n: n runs diverged (a loss is not finite): such a number ranks last and is never best or second."
@@ -400,7 +403,7 @@ def _seeds(table: Table) -> str:
 
 
 def table_notes(table: Table, *, paper: bool = False) -> list[str]:
-    """Explain averages, ranks, cells with fewer seeds, imported runs and differing code of other kinds."""
+    """Explain averages, ranks, cells with fewer seeds, imported runs, code, assumptions and verification."""
     over = table.scored
     names = "the six noisy settings" if tuple(over) == NOISY else ", ".join(over)
     means = {}
@@ -439,9 +442,26 @@ def table_notes(table: Table, *, paper: bool = False) -> list[str]:
     if imported := table.imported:
         files = ", ".join(f"{file} ({count})" for file, count in sorted(imported.items()))
         notes.append(f"Includes {imported.total()} imported runs: {files}.")
+    notes += [assumption_note(table), verification_note(table)]
     if paper:
         notes.append("The paper's ± is as printed; its Avg is computed from its row.")
-    return notes
+    return [note for note in notes if note]
+
+
+def assumption_note(table: Table) -> str:
+    """Name the rows that need more than images and labels, by assumption."""
+    rows = {key: [row.label for row in table.rows if key in row.assumes] for key in ASSUMPTIONS}
+    parts = [f"{key} ({', '.join(labels)})" for key, labels in rows.items() if labels]
+    return f"Assumptions: {'; '.join(parts)}." if parts else ""
+
+
+def verification_note(table: Table) -> str:
+    """Say how many runs are confirmed, and how many nobody has checked."""
+    counts = sum((row.verification for row in table.rows), Counter[Status]())
+    parts = [f"{counts[status]} {status}" for status in reversed(STATUSES) if counts[status]]
+    published = sum(record.published for record in table.records)
+    shipped = f"; {published} are published with this package" if published else ""
+    return f"Verification of {counts.total()} runs: {', '.join(parts)}{shipped}."
 
 
 def resolution_notes(table: Table) -> list[str]:

@@ -17,6 +17,7 @@ from flnl_bench.engine.ledger import Sent
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.comparability import (
     Protocol,
+    assumed,
     by_protocol,
     method_key,
     reasons_apart,
@@ -36,6 +37,7 @@ from flnl_bench.leaderboards.statistics import (
 from flnl_bench.methods import declaration, is_shipped
 from flnl_bench.results.published import dispute, named
 from flnl_bench.results.run_record import METRICS, RunRecord
+from flnl_bench.results.verified import STATUSES, Status, read_status, refuted
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.statistics import Numbers
@@ -152,6 +154,22 @@ class Row:
         return merged_messages(self.records)
 
     @functools.cached_property
+    def assumes(self) -> tuple[str, ...]:
+        """What the method assumes: declared, or seen in one of the runs."""
+        return tuple(dict.fromkeys(key for record in self.records for key in assumed(record)))
+
+    @functools.cached_property
+    def verification(self) -> Counter[Status]:
+        """The runs by status of verification."""
+        return Counter(map(read_status, self.records))
+
+    def verified(self, records: Iterable[RunRecord]) -> Status:
+        """Return the lowest status of some of the runs."""
+        if len(self.verification) == 1:
+            return next(iter(self.verification))
+        return min(map(read_status, records), key=STATUSES.index, default=STATUSES[0])
+
+    @functools.cached_property
     def codes(self) -> int:
         """The number of versions of the method's code that made the runs, as far as it is recorded.
 
@@ -179,6 +197,7 @@ class Row:
 
 
 CODE_HELP = "docs/leaderboard.md#code"
+VERIFIED_HELP = "docs/verification.md"
 
 
 def installed_code(config: RunConfig) -> set[str]:
@@ -330,6 +349,8 @@ class Table:
             alarms.append(f"not comparable: different code made the runs of {named(mixed)} ({CODE_HELP})")
         if text := dispute(self.records):
             alarms.append(text)
+        if wrong := [r.config.title for r in self.records if refuted(r)]:
+            alarms.append(f"cannot be right by `flnl-bench verify`: {named(wrong)} ({VERIFIED_HELP})")
         return alarms
 
     @property

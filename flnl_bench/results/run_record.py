@@ -186,7 +186,7 @@ class RunRecord:
         return self.summary.best if self.summary else None
 
     def check_last10(self) -> None:
-        """Compare the stored mean of the last rounds with the rounds; a ValueError names a difference."""
+        """Compare mean and divergence with the last rounds; a ValueError names a difference."""
         rounds = self.result().rounds
         rows = read_last_rounds(self.folder, min(LAST, rounds))
         if len(rows) < min(LAST, rounds) or rows[-1]["round"] != rounds - 1:
@@ -194,6 +194,8 @@ class RunRecord:
         computed = summarise_last([row["accuracy"] for row in rows])
         if computed is None or not math.isclose(computed, self.last10 or 0.0, rel_tol=1e-9):
             raise ValueError(f"summary.last10 is {self.last10}, but its rounds give {computed}")
+        if _diverged(rows) is not None and not self.diverged:
+            raise ValueError("summary.diverged is unknown, but a loss of its last rounds is not finite")
 
     def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
         """Compute the summary of a finished run from its rounds; a ValueError names a difference."""
@@ -206,7 +208,7 @@ class RunRecord:
             raise ValueError(f"a round lacks {error}") from None
         if stored.counts != computed.counts:
             raise ValueError("summary.counts differs from the sum of its rounds")
-        for name in (*METRICS, "final", "best_round", "seconds", *COSTS):
+        for name in (*METRICS, "final", "best_round", "diverged", "seconds", *COSTS):
             value, sum_of_rounds = getattr(stored, name), getattr(computed, name)
             near = value and sum_of_rounds and math.isclose(value, sum_of_rounds, rel_tol=1e-9)
             if value != sum_of_rounds and not near:
