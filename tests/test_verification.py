@@ -70,7 +70,7 @@ def test_a_hidden_divergence_is_noticed_by_verify_and_by_the_table(run):
     assert wrong(run) == ["summary"]
     done = flnl("leaderboard", run.parents[1])
     assert done.code != 0
-    assert "summary.diverged is unknown" in done.message.replace("\n", " ")
+    assert "summary.diverged is unknown" in " ".join(done.errors)
 
 
 def test_an_invented_divergence_is_noticed(run):
