@@ -203,8 +203,9 @@ def _control(record: RunRecord, peers: Iterable[RunRecord]) -> Verdict:
             "control", "note", f"a band needs 3 published seeds of {CONTROL} here, not {len(published)}"
         )
     value = float(own[0].result().last10 or 0.0)
+    outside: Literal["note", "wrong"] = "wrong" if own[0] is record else "note"  # it condemns no other run
     text = f"{CONTROL} has {value:.2f}, its published band is {band[0]:.2f} to {band[1]:.2f}"
-    return Verdict("control", "ok" if band[0] <= value <= band[1] else "wrong", text)
+    return Verdict("control", "ok" if band[0] <= value <= band[1] else outside, text)
 
 
 def control_band(values: Sequence[float]) -> tuple[float, float] | None:
