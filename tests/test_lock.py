@@ -33,8 +33,9 @@ def test_a_run_has_one_owner_at_a_time(tmp_path):
 
 def leave_claim(folder, age, **about):
     """Write the claim of a process that died `age` seconds ago, without its lock."""
-    path = folder / ".claim"
-    path.write_text(json.dumps({"host": "elsewhere", "boot": "other", "pid": 1, "token": "theirs", **about}))
+    path, new = folder / ".claim", folder / ".claim.new"
+    new.write_text(json.dumps({"host": "elsewhere", "boot": "other", "pid": 1, "token": "theirs", **about}))
+    new.replace(path)  # at once: a checkpoint may be written by a thread
     then = path.stat().st_mtime - age
     os.utime(path, (then, then))
 

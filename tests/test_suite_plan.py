@@ -14,7 +14,8 @@ VALUES = np.random.default_rng(0).normal(50, 3, (3, 2, 3))  # methods, settings,
 
 
 @pytest.fixture
-def pilot(tmp_path):
+def pilot(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnl_bench.results.published.published_archives", lambda: ([], {}))
     for method, cells in zip(SUITE["methods"], VALUES, strict=True):
         write_grid(tmp_path, {method: dict(zip(SUITE["settings"], map(tuple, cells), strict=True))})
     write_grid(tmp_path, {"rfa": dict.fromkeys(SUITE["settings"], (0.0, 50.0, 100.0))})  # not of the suite
