@@ -141,7 +141,11 @@ class Checkpoint:
     def _write(self, files: Mapping[str, Mapping[str, Any]], line: dict[str, Any]) -> None:
         """Write the files, then the line, then remove files that are no longer needed."""
         self.allowed()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except FileNotFoundError:  # the run's folder was removed, and must not come back
+            self.allowed()
+            raise
         written = self._writers.map(self._write_file, files, files.values())
         digests = dict(zip(files, written, strict=True))
         keys = {file: list(parts) for file, parts in files.items()}
