@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from flnl_methods.fedavg import FedAvg
-from flnl_more.cores import Cores, LocalCores
+from flnl_more.cores import Cores, LocalCores, label_prior
 from torch import nn
 from two_networks import Fixed
 from waits import assert_no_step_waits
@@ -60,6 +60,36 @@ def test_the_regularised_loss_is_that_of_the_specification(beta, losses, slopes)
     if slopes:
         assert model.z.grad[0].tolist() == near(*slopes[0])
         assert model.z.grad[2].tolist() == near(*slopes[1])
+
+
+def test_a_prior_of_labels_weights_the_regulariser_but_not_the_sieve():
+    model, client = Fixed([[2.0, 1.0, 0.0]] * 3), client_of()
+    client.scratch = {"prior": torch.tensor([0.5, 0.3, 0.2])}
+    batch = batch_of(2.0, None, torch.arange(3))
+    values, kept = Cores(prior="labels").judge(model(None), batch, client)
+    assert values.tolist() == near(-1.807606, -0.807606, 0.192394)
+    assert kept.tolist() == [True, True, False]
+    given = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
+    kept = torch.tensor([False] + [True] * 8 + [False])  # drops one of class 0 and one of class 2
+    assert label_prior(given, torch.ones(10, dtype=torch.bool), 3).tolist() == near(0.5, 0.3, 0.2)
+    assert label_prior(given, kept, 3).tolist() == near(0.5, 0.375, 0.125)
+    for none in (torch.zeros(10, dtype=torch.bool), given == 0):
+        assert label_prior(given, none, 3).tolist() == near(1 / 3, 1 / 3, 1 / 3)
+
+
+def test_a_prior_of_labels_is_renewed_in_every_epoch():
+    engine, plain = toy_engine(Cores(prior="labels", begin=1)), toy_engine(Cores(begin=1))
+    assert run_rounds(engine)[-1]["loss"] != run_rounds(plain)[-1]["loss"]
+    client = SimpleNamespace(
+        y=torch.tensor([0, 0, 1, 2]), epochs=2, round=0, scratch={}, terms=engine.terms,
+        state={"kept": torch.ones(4, dtype=torch.bool)}, steps=lambda epochs: [],
+    )  # fmt: skip
+    epochs = Cores(prior="labels").plan(None, client)
+    next(epochs)
+    assert client.scratch["prior"].tolist() == near(0.5, 0.25, 0.25)
+    client.state["kept"][0] = False
+    next(epochs)
+    assert client.scratch["prior"].tolist() == near(1 / 3, 1 / 3, 1 / 3)
 
 
 def linear(weights):

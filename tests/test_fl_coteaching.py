@@ -278,13 +278,13 @@ ONE = [[2.0, 0, 0], [0, 1, 0], [0, 0, 3], [1, 1.5, 0], [0, 2, 0], [1, 0, 0]]
 TWO = [[0.0, 0, 1], [0, 2, 0], [1, 0, 0], [3, 0, 0], [0, 0, 1], [2, 0, 0]]
 
 
-def plus_step(forget, one=ONE, two=TWO, empty="all"):
+def plus_step(forget, one=ONE, two=TWO, empty="all", **options):
     """The loss of a batch, the gradients of both networks, and the client."""
     nets = nn.ModuleDict({"first": Fixed(one), "second": Fixed(two)}).double()  # so that ties are ties
     terms = terms_of(40)
     state, y = {}, torch.tensor([0, 1, 2, 0, 1, 2])
     client = SimpleNamespace(round=10, terms=terms, state=state, scratch={}, held={}, y=y, size=6)
-    method = FLCoteachingPlus(forget_rate=forget, empty=empty, ramp_rounds=1)
+    method = FLCoteachingPlus(forget_rate=forget, empty=empty, ramp_rounds=1, **options)
     method.on_receive(nets, client)
     batch = SimpleNamespace(x=None, y=y, index=torch.arange(6))
     loss = method.loss(nets, batch, client).mean()
@@ -302,6 +302,12 @@ def test_small_losses_are_chosen_among_disagreements(forget, first, second, rows
     assert gradients[0].nonzero().flatten().tolist() == rows  # network 1 trains on what network 2 keeps
     batches, shares, empty = client.state["disagreement"].tolist()
     assert (batches, shares, empty) == (1, pytest.approx(4 / 6), 0)
+
+
+def test_the_authors_second_softmax_keeps_the_same_samples():
+    loss, gradients, _ = plus_step(0.45, double_softmax=True)
+    assert loss == pytest.approx(0.907465 + 1.235276, abs=1e-5)
+    assert gradients[0].nonzero().flatten().tolist() == [0, 3]
 
 
 def test_a_batch_without_disagreement_is_trained_on_whole_in_part_or_not_at_all():

@@ -15,6 +15,7 @@ from flnl_more.loss_correction import (
     corrected_cross_entropy,
     given_by_true,
     shrunk,
+    surest,
 )
 from waits import assert_no_step_waits
 
@@ -261,6 +262,25 @@ def test_with_one_scope_clients_share_one_matrix_and_a_client_with_few_samples_t
         )  # fmt: skip
         method.on_receive(None, client)
         assert (client.scratch["transitions"][0, 0] > 0.91) == own
+
+
+def test_anchors_are_the_surest_samples_of_all_clients():
+    answers = {
+        0: {"scores": torch.tensor([0.9, 0.5]), "rows": torch.tensor([[0.9, 0.1], [0.5, 0.5]])},
+        1: {"scores": torch.tensor([0.6, 0.8]), "rows": torch.tensor([[0.6, 0.4], [0.2, 0.8]])},
+    }
+    client = client_with([[0.6, 0.4], [0.1, 0.9], [0.2, 0.8]], [0, 1, 1])
+    client.map = lambda fn: fn(SimpleNamespace(x=None))
+    own = Forward(estimate="anchor").anchors(client)
+    assert own["scores"].tolist() == pytest.approx([0.6, 0.9])
+    assert torch.allclose(own["rows"], torch.tensor([[0.6, 0.4], [0.1, 0.9]]))
+    engine = toy_engine(Forward(estimate="anchor", scope="client"), WIDE)
+    rows = run_rounds(engine)
+    first, model = Forward().warmup(engine.terms), count_bytes(engine.server.weights)
+    assert rows[first - 1]["bytes_up"] == 3 * (model + 8) + 6 * (3 + 9) * 4
+    assert torch.allclose(engine.server.state["transitions"].sum(0), torch.ones(3))
+    assert 0 < rows[first - 1]["method"]["estimated_noise"] < 1
+    assert torch.allclose(surest(answers), torch.tensor([[0.9, 0.2], [0.1, 0.8]]))
 
 
 @pytest.mark.parametrize("method", [QUICK, FedEFC(accuracy="training"), Forward()])

@@ -116,6 +116,18 @@ def test_local_optima_agree_with_that_of_all_samples():
     assert sent[-1] == pytest.approx(18 / 7)
 
 
+def test_feddyn_can_test_what_it_sends():
+    server = Server(
+        Terms(9, 1, 1.0, 1, 1, 2, 0.0, True),
+        1,
+        weights(1.0),
+        (1,),
+        state={"sent": None, "moves": weights(0.25)},
+    )
+    FedDyn(evaluate="sent").step(server, [Update(0, 1, weights(2.0), {})])
+    assert server.weights["w"].item() == server.state["sent"]["w"].item() != 2.0
+
+
 def test_clients_that_come_now_and_then_are_as_in_the_specification():
     sent, tested, correction = solved(
         (1, 2, 1), (0, 3, 6), (1, 1, 1), 0.5, [(0, 1), (2, 0), (1, 2)], scaled=False

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench import Batch, Beliefs, Client, Range, Server, State, Terms
-from flnl_bench.numerics import kept_count, mean_of_kept, small_loss
+from flnl_bench.numerics import bounded_cross_entropy, kept_count, mean_of_kept, small_loss
 from flnl_methods.fl_coteaching import FLCoteaching
 
 
@@ -28,6 +28,7 @@ class FLCoteachingPlus(FLCoteaching):
     empty: Literal["all", "small", "skip"] = (
         "all"  # batches without disagreement: all samples, small losses, none
     )
+    double_softmax: bool = False  # the authors' code feeds probabilities into a softmax
 
     def first_round(self, terms: Terms) -> int:
         """T_d."""
@@ -52,7 +53,7 @@ class FLCoteachingPlus(FLCoteaching):
         if "counts" not in client.scratch:
             return super().loss(model, batch, client)
         logits = [net(batch.x) for net in model.children()]
-        l_1, l_2 = (F.cross_entropy(z, batch.y, reduction="none") for z in logits)
+        l_1, l_2 = (self.losses(z, batch.y) for z in logits)
         first, second = (z.argmax(1) for z in logits)
         apart = first != second  # D
         number = apart.sum()
@@ -69,6 +70,12 @@ class FLCoteachingPlus(FLCoteaching):
             few = kept_count(len(apart), client.scratch["forget"])
             i_1, i_2 = (i | (none & small_loss(loss, few)) for i, loss in ((i_1, l_1), (i_2, l_2)))
         return mean_of_kept(l_1, i_2) + mean_of_kept(l_2, i_1)
+
+    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy per example."""
+        if self.double_softmax:
+            return bounded_cross_entropy(logits.softmax(1), y)
+        return F.cross_entropy(logits, y, reduction="none")
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
         """Clean is, in the client's last epoch, what at least one network kept or both classify alike."""

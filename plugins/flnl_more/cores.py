@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ class Cores(Method):
     beta: NotNegative = 2.0  # β at the end of its ramp
     begin: Annotated[int, Range(1)] | None = None  # T_s; None: a fifth of the rounds, at least 3, at most 10
     tolerance: NotNegative = 1e-6  # of the sieve, which otherwise drops equal logits by rounding
+    prior: Literal["uniform", "labels"] = "uniform"  # of the classes in s(z) of the loss; not in the sieve
 
     def warmup(self, terms: Terms) -> int:
         """T_s + 1 rounds keep everything."""
@@ -54,11 +55,19 @@ class Cores(Method):
     def plan(self, model: nn.Module, client: Client) -> Iterator[Sequence[Step]]:
         """All epochs, each with its β."""
         first, rounds = client.round * client.epochs, sieve_rounds(self.begin, client.terms)
-        yield [
-            replace(step, note={"beta": self.beta * confidence_weight(first + i, rounds, client.epochs)})
+        epochs = [
+            [
+                replace(step, note={"beta": self.beta * confidence_weight(first + i, rounds, client.epochs)})
+                for step in client.steps(epochs=1)
+            ]
             for i in range(client.epochs)
-            for step in client.steps(epochs=1)
         ]
+        if self.prior == "uniform":
+            yield [step for epoch in epochs for step in epoch]
+            return
+        for epoch in epochs:
+            client.scratch["prior"] = label_prior(client.y, client.state["kept"], client.terms.classes)
+            yield epoch
 
     def on_receive(self, model: nn.Module, client: Client) -> None:
         """A clean sheet for what is kept; only the recorder reads it."""
@@ -78,6 +87,8 @@ class Cores(Method):
         if client.state["judged"]:
             kept = (given - anyone).detach() <= self.tolerance
         client.state["kept"][batch.index] = kept
+        if self.prior == "labels":
+            anyone = -(logits.softmax(1) + 1e-8).log() @ client.scratch["prior"]
         return torch.sub(given, anyone, alpha=batch.note["beta"]), kept
 
     def beliefs(self, server: Server, client_id: int, state: State) -> Beliefs:
@@ -113,3 +124,10 @@ class LocalCores(Cores):
         plain = F.cross_entropy(shared(batch.x), batch.y, reduction="none")
         beta: float = batch.note["beta"]
         return mean_of_kept(losses, kept) / (1 + beta) + mean_of_kept(plain, kept)
+
+
+def label_prior(y: Tensor, kept: Tensor, classes: int) -> Tensor:
+    """Return the shares of classes among the kept labels [C]; uniform for fewer than two classes."""
+    counts = (F.one_hot(y, classes) * kept.unsqueeze(1)).sum(0).to(torch.get_default_dtype())
+    several = (counts > 0).sum() > 1
+    return torch.where(several, counts / counts.sum().clamp_min(1), 1 / classes)

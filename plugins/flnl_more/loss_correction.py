@@ -207,6 +207,9 @@ class Forward(LossCorrection):
     warmup_share: Share = 0.2  # T1 as a share of all rounds; at least 5, at most half of them
     scope: Literal["client", "global"] = "client"  # a matrix for each client, or one for all
     shrink: NotNegative = 10.0  # κ, pseudo-counts of the federation's matrix in that of a client
+    estimate: Literal["joint", "anchor"] = (
+        "joint"  # anchor: rows of T of the surest sample of each class; one T
+    )
 
     def warmup(self, terms: Terms) -> int:
         """T1, the rounds before the estimate."""
@@ -221,6 +224,10 @@ class Forward(LossCorrection):
         super().round(server, federation)
         if server.round != self.warmup(server.terms) - 1:
             return {}
+        if self.estimate == "anchor":
+            answers = federation.visit(range(server.terms.clients), self.anchors)
+            transitions = server.state["transitions"] = surest(answers)
+            return {"estimated_noise": 1 - transitions.diagonal().mean().item()}
         answers = federation.visit(range(server.terms.clients), self.count)
         total = torch.stack([answer["counts"] for answer in answers.values()]).sum(0)
         server.state["transitions"] = given_by_true(total)
@@ -244,12 +251,19 @@ class Forward(LossCorrection):
         client.state.update(counts=counts, guesses=guesses)
         return {"counts": counts}
 
+    def anchors(self, client: Client) -> Mapping[str, Any]:
+        """For each class, its largest probability among the own samples, and all of that sample."""
+        p = client.map(lambda batch: client.received(batch.x).softmax(1))
+        scores, rows = p.nan_to_num(0.0).max(0)
+        return {"scores": scores, "rows": p[rows]}
+
     def on_receive(self, model: nn.Module, client: Client) -> None:
         """Q of this visit: the federation's, and in the scope of a client what the client counted."""
         if "transitions" not in client.inbox:
             return
         shared = client.inbox["transitions"]
-        enough = self.scope == "client" and client.size >= client.terms.classes
+        counted = self.scope == "client" and "counts" in client.state
+        enough = counted and client.size >= client.terms.classes
         own = shrunk(client.state["counts"], shared, self.shrink) if enough else shared
         client.scratch["transitions"] = own
 
@@ -259,6 +273,12 @@ class Forward(LossCorrection):
             return Beliefs()
         noise = 1 - (state["counts"].trace() / state["counts"].sum()).item()
         return guessed(state["guesses"], state["given"], None, {"calibrated_noise": noise})
+
+
+def surest(answers: Mapping[int, Mapping[str, Any]]) -> Tensor:
+    """Return Q whose columns are the probabilities of the surest sample of each class among all clients."""
+    scores, rows = (torch.stack([answer[key] for answer in answers.values()]) for key in ("scores", "rows"))
+    return rows[scores.argmax(0), torch.arange(rows.shape[1])].T.contiguous()
 
 
 def calibrated(counts: Tensor, given: Tensor) -> Tensor:

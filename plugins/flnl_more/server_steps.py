@@ -12,7 +12,7 @@ Choices, and what is unconfirmed: docs/methods.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,7 @@ class FedDyn(SentApart):
 
     alpha: Positive = 0.01  # α
     scaled: bool = True  # α_k = α·N/(K·n_k); without: α
+    evaluate: Literal["mean", "sent"] = "mean"  # what is tested: the mean of the models, or what is sent next
 
     def server_state(self, server: Server) -> State:
         """The weights to send, and G."""
@@ -117,7 +118,7 @@ class FedDyn(SentApart):
         return {"strength": self.alpha * (share if self.scaled else 1.0)}
 
     def step(self, server: Server, updates: Sequence[Update]) -> Mapping[str, float]:
-        """w ← mean + G, without weights of clients; the mean is tested."""
+        """w ← mean + G, without weights of clients."""
         mean = average([u.weights for u in updates], [u.size for u in updates])  # statistics
         plain = average([u.weights for u in updates], [1] * len(updates))
         sent = dict(mean)
@@ -126,7 +127,7 @@ class FedDyn(SentApart):
             total = torch.stack([u.weights[name] - server.weights[name] for u in updates]).sum(0)
             moved = server.state["moves"][name] = moved + total / server.terms.clients
             mean[name], sent[name] = plain[name], plain[name] + moved
-        server.weights, server.state["sent"] = mean, sent
+        server.weights, server.state["sent"] = (mean if self.evaluate == "mean" else dict(sent)), sent
         zeros = {name: torch.zeros_like(w) for name, w in server.state["moves"].items()}
         return {"correction": squared_length(server.state["moves"], zeros) ** 0.5}
 
