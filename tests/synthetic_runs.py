@@ -9,7 +9,7 @@ from pathlib import Path
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.methods import default_methods, values_of
 from flnl_bench.results.run_folder import RunFolder
-from flnl_bench.results.run_record import LAST, RunRecord, ScenarioFacts, summarise
+from flnl_bench.results.run_record import RunRecord, ScenarioFacts, summarise
 from flnl_bench.running.presets import load_preset
 
 SEEDS = (1, 13, 42)
@@ -36,7 +36,6 @@ def write_run(
     status="done",
     started="2026-01-01T00:00:00+00:00",
     ended="2026-01-01T00:01:00+00:00",
-    all_rounds=False,
     diverged=None,
     changed=(),
     label=None,
@@ -45,9 +44,8 @@ def write_run(
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
-    Its hyper-parameters are those of the preset unless given. Of a finished run, rounds.jsonl has the last
-    rounds, which the leaderboard reads, or with `all_rounds` every round. The losses are not finite from the
-    round `diverged` on. `code` has the digests of the code by kind, unknown if not given.
+    Its hyper-parameters are those of the preset unless given. The losses are not finite from the round
+    `diverged` on. `code` has the digests of the code by kind, unknown if not given.
     """
     named = preset_of(preset).name
     protocol = preset_of(preset).training(dataset, **(training or {}))
@@ -77,8 +75,7 @@ def write_run(
     if numbers != NUMBERS_VERSION:  # another version of the package makes another hash
         folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-16]}{numbers:016x}"))
     folder.create()
-    if all_rounds or status == "done":
-        folder.rewrite_rounds(rows if all_rounds else rows[-LAST:])
+    folder.rewrite_rounds(rows)
     folder.write(record)
     return folder.path
 

@@ -18,9 +18,9 @@ FINITE = {"fedavg": {"sym-1.0": (50.0, 52.0)}, "fedprox": {"sym-1.0": (8.0, 9.0)
 def folder(tmp_path_factory):
     """Two finite methods, and fedgr, which diverged with one seed of two, with the highest accuracy."""
     out = tmp_path_factory.mktemp("runs")
-    write_grid(out, FINITE, (1, 13), all_rounds=True)
-    write_run(out, "fedgr", seed=1, accuracy=99.0, all_rounds=True)
-    write_run(out, "fedgr", seed=13, accuracy=90.0, diverged=20, all_rounds=True)
+    write_grid(out, FINITE, (1, 13))
+    write_run(out, "fedgr", seed=1, accuracy=99.0)
+    write_run(out, "fedgr", seed=13, accuracy=90.0, diverged=20)
     return out
 
 
@@ -44,24 +44,24 @@ def test_a_diverged_run_ranks_last_and_is_never_best(folder, metric):
 
 
 def test_where_the_metric_is_better_below_a_diverged_run_is_last_too(tmp_path):
-    write_run(tmp_path, "fedavg", all_rounds=True)
-    write_run(tmp_path, "fedgr", diverged=0, all_rounds=True)
+    write_run(tmp_path, "fedavg")
+    write_run(tmp_path, "fedgr", diverged=0)
     rows = rows_of(leaderboard(tmp_path, "memorised"))
     assert [rows[label].rank for label in ("fedavg", "fedgr")] == [1, 2]
 
 
 def test_methods_that_all_diverged_share_the_last_rank_and_none_is_marked(tmp_path):
     for method, accuracy in (("fedavg", 10.0), ("fedgr", 20.0)):
-        write_run(tmp_path, method, accuracy=accuracy, diverged=0, all_rounds=True)
+        write_run(tmp_path, method, accuracy=accuracy, diverged=0)
     board = leaderboard(tmp_path)
     assert [row.rank for row in rows_of(board).values()] == [1.5, 1.5]
     assert set(board.frame["mark"]) <= {"", None}
 
 
 def test_an_average_over_a_diverged_run_is_marked_and_not_best(tmp_path):
-    write_grid(tmp_path, {"fedavg": {"sym-1.0": (50.0,), "sym-0.6": (60.0,)}}, all_rounds=True)
-    write_run(tmp_path, "fedgr", "sym-1.0", accuracy=99.0, all_rounds=True)
-    write_run(tmp_path, "fedgr", "sym-0.6", accuracy=99.0, diverged=0, all_rounds=True)
+    write_grid(tmp_path, {"fedavg": {"sym-1.0": (50.0,), "sym-0.6": (60.0,)}})
+    write_run(tmp_path, "fedgr", "sym-1.0", accuracy=99.0)
+    write_run(tmp_path, "fedgr", "sym-0.6", accuracy=99.0, diverged=0)
     board = leaderboard(tmp_path)
     row = rows_of(board)["fedgr"]
     assert (row.average.diverged, row.ranks) == ((1,), {"sym-0.6": 2, "sym-1.0": 1})
@@ -127,8 +127,8 @@ def test_pictures_with_a_legend_mark_it(folder, kind):
 def test_numbers_in_pictures_have_a_cross(tmp_path):
     from flnl_bench import plots
 
-    write_run(tmp_path, "fedgr", accuracy=60.0, all_rounds=True)
-    write_run(tmp_path, "fedgr/no-sieve", accuracy=10.0, diverged=0, all_rounds=True)
+    write_run(tmp_path, "fedgr", accuracy=60.0)
+    write_run(tmp_path, "fedgr/no-sieve", accuracy=10.0, diverged=0)
     (axis,) = plots.PLOTS["ablation"](tmp_path).axes
     assert [text.get_text() for text in axis.texts] == ["60.0", "10.0✗"]
 

@@ -23,7 +23,7 @@ SENT = {
 
 def counted_run(folder, method, counts, **more):
     """A run of four rounds that cost 1,000,000 bytes down, 2,000,000 up and so on."""
-    path = RunFolder(write_run(folder, method, training=SIZES, all_rounds=True, **more))
+    path = RunFolder(write_run(folder, method, training=SIZES, **more))
     costs = {"bytes_down": 1_000_000, "bytes_up": 2_000_000, "forward": 300, "backward": 100, "seconds": 0.25}
     rows = [{**row, **costs, "counts": counts} for row in path.read_rounds()]
     path.rewrite_rounds(rows)
@@ -89,7 +89,7 @@ def test_costs_have_no_paired_differences(costly):
 
 # -- what methods knew -------------------------------------------------------------------------------
 def knowing_run(folder, method, seed, **diagnostics):
-    path = write_run(folder, method, seed=seed, training=SIZES, all_rounds=True) / "rounds.jsonl"
+    path = write_run(folder, method, seed=seed, training=SIZES) / "rounds.jsonl"
     *lines, last = path.read_text().splitlines()
     last = json.dumps(json.loads(last) | {"diagnostics": diagnostics})
     path.write_text("\n".join([*lines, last]) + "\n")

@@ -32,7 +32,7 @@ GRID = {
 
 @pytest.fixture
 def folder(tmp_path):
-    write_grid(tmp_path / "runs", GRID, seeds=(1, 13), all_rounds=True)
+    write_grid(tmp_path / "runs", GRID, seeds=(1, 13))
     return tmp_path / "runs"
 
 
@@ -81,7 +81,7 @@ def test_rounds_are_not_read_before_they_are_asked_for(folder):
 
 
 def test_what_the_method_says_of_a_round_does_not_hide_its_name(tmp_path):
-    file = write_run(tmp_path, all_rounds=True) / "rounds.jsonl"
+    file = write_run(tmp_path) / "rounds.jsonl"
     first, *others = file.read_text().splitlines()
     row = {**json.loads(first), "method": {"clean_share": 0.5}}
     file.write_text("\n".join([json.dumps(row), *others]) + "\n")

@@ -102,7 +102,7 @@ def test_show_prints_the_error_of_a_failed_run_and_where_the_traceback_is(folder
 
 def test_recall_by_class_shows_which_classes_a_sieve_throws_away(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    path = RunFolder(write_run(folder, "fedgr", accuracy=70, seed=42, all_rounds=True)).path
+    path = RunFolder(write_run(folder, "fedgr", accuracy=70, seed=42)).path
     given = np.array([0, 0, 0, 1, 1, 2, 2])
     true = np.array([0, 0, 1, 1, 1, 2, 2])  # the third label is wrong
     clean = np.array([1, 0, 0, 0, 0, -1, -1])  # the last two were not judged

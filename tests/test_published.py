@@ -35,9 +35,7 @@ ROOT = Path(__file__).parents[1]
 def shipped(tmp_path, monkeypatch):
     """A package that ships two runs."""
     for seed in (1, 13):
-        run = write_run(
-            tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, all_rounds=True, code={"method": "a" * 16}
-        )
+        run = write_run(tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, code={"method": "a" * 16})
         clients = RunFolder(run).read().config.training.clients
         write_beliefs(run / "beliefs.npz", beliefs(clients, seed))
     (tmp_path / "package").mkdir()
@@ -126,7 +124,7 @@ def test_an_own_run_counts_even_if_it_is_older_and_in_a_renamed_folder(shipped):
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_a_run_in_the_place_of_a_published_one_with_another_number_is_marked(imported, shipped):
-    write_run(shipped / "own", "fedprox", seed=13, accuracy=99.0, all_rounds=True)
+    write_run(shipped / "own", "fedprox", seed=13, accuracy=99.0)
     folder = shipped / "own"
     if imported:
         export_runs(folder, shipped / "theirs.zip")
@@ -139,7 +137,7 @@ def test_a_run_in_the_place_of_a_published_one_with_another_number_is_marked(imp
 
 
 def test_imported_published_runs_raise_no_alarm_in_any_command(shipped):
-    write_run(shipped / "made", "fedprox", seed=42, accuracy=60.0, all_rounds=True, code={"method": "e" * 16})
+    write_run(shipped / "made", "fedprox", seed=42, accuracy=60.0, code={"method": "e" * 16})
     ship(shipped / "made", shipped)  # runs of different code, as published runs are
     flnl("results", "import", shipped / "package" / "published" / "digits.zip", "--out", shipped / "again")
     assert not flagged(leaderboard(load_results(shipped / "again")))
@@ -192,7 +190,7 @@ def test_an_archive_that_is_not_the_published_one_is_named_and_left_out(damage, 
 
 
 def test_an_archive_that_merely_lies_in_the_folder_is_not_published(shipped):
-    write_run(shipped / "more", "fedavg", seed=1, accuracy=99.0, all_rounds=True)
+    write_run(shipped / "more", "fedavg", seed=1, accuracy=99.0)
     export_runs(shipped / "more", shipped / "package" / "published" / "more.zip")
     results = load_results(shipped / "own", with_published=True)
     assert set(results.runs.method) == {"fedprox"}
@@ -234,15 +232,13 @@ def edit(run, **changes):
 
 
 def test_show_says_that_a_run_has_the_numbers_of_the_published_one(shipped):
-    run = write_run(shipped / "own", "fedprox", seed=13, accuracy=60.0, all_rounds=True)
+    run = write_run(shipped / "own", "fedprox", seed=13, accuracy=60.0)
     assert published_text(run) == "60.00 % the same, to the last digit"
 
 
 @pytest.mark.parametrize(("accuracy", "best"), [(59.0, 60.0), (60.0, 90.0)], ids=["last10", "best"])
 def test_show_names_possible_reasons_for_other_numbers(accuracy, best, shipped):
-    run = write_run(
-        shipped / "own", "fedprox", accuracy=accuracy, best=best, all_rounds=True, code={"method": "b" * 16}
-    )
+    run = write_run(shipped / "own", "fedprox", accuracy=accuracy, best=best, code={"method": "b" * 16})
     provenance = RunFolder(run).read().provenance
     edit(run, provenance=provenance | {"instructions": "AVX9", "libraries": {"torch": "2.99"}})
     told = published_text(run)
@@ -251,7 +247,7 @@ def test_show_names_possible_reasons_for_other_numbers(accuracy, best, shipped):
 
 
 def test_an_earlier_part_of_a_resumed_run_is_a_possible_reason(shipped):
-    run = write_run(shipped / "own", "fedprox", accuracy=59.0, all_rounds=True, code={"method": "a" * 16})
+    run = write_run(shipped / "own", "fedprox", accuracy=59.0, code={"method": "a" * 16})
     provenance = RunFolder(run).read().provenance
     assert published_text(run) == "60.00 % not the same; nothing that is recorded explains it"
     edit(run, earlier=[provenance | {"instructions": "AVX9"}])
@@ -270,7 +266,7 @@ def test_an_earlier_part_of_a_resumed_run_is_a_possible_reason(shipped):
     ids=str,
 )
 def test_nothing_is_shown_unless_the_same_run_is_published_and_the_own_run_done(other, shipped):
-    run = write_run(shipped / "own", "fedprox", all_rounds=True, **other)
+    run = write_run(shipped / "own", "fedprox", **other)
     assert published_text(run) == ""
 
 
@@ -282,7 +278,7 @@ def test_an_imported_run_is_compared_too(shipped):
 
 @pytest.mark.parametrize("damage", ["whole", "member"])
 def test_nothing_is_shown_if_the_archive_is_damaged(damage, shipped):
-    run = write_run(shipped / "own", "fedprox", accuracy=60.0, all_rounds=True)
+    run = write_run(shipped / "own", "fedprox", accuracy=60.0)
     assert published_text(run) != ""
     file = shipped / "package" / "published" / "digits.zip"
     data = bytearray(file.read_bytes())
@@ -401,7 +397,7 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, tmp_path, monkey
 # -- --with-published in other commands --------------------------------------------------------------
 def test_commands_that_take_with_published_show_the_runs_of_the_package(shipped, monkeypatch):
     monkeypatch.chdir(shipped)
-    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0, all_rounds=True)
+    write_run(shipped / "own", "fedavg", seed=1, accuracy=40.0)
     listed = flnl("list", "runs", "--runs", shipped / "own", "--with-published", "--json").json["runs"]
     assert sorted(run["method"] for run in listed) == ["fedavg", "fedprox", "fedprox"]
     for name, options in (("with.svg", ["--with-published"]), ("without.svg", [])):
@@ -428,10 +424,10 @@ def test_new_runs_join_the_published_ones_and_replace_the_same_runs(shipped, mon
     monkeypatch.setattr(publish, "PACKAGE", shipped / "package")
     monkeypatch.setattr(publish.pages, "main", lambda: None)
     (shipped / "package" / "published" / "digits.zip").rename(shipped / "results" / "digits.zip")
-    write_run(shipped / "new", "fedprox", seed=13, accuracy=65.0, all_rounds=True)
-    write_run(shipped / "new", "fedavg", seed=1, accuracy=40.0, all_rounds=True)
+    write_run(shipped / "new", "fedprox", seed=13, accuracy=65.0)
+    write_run(shipped / "new", "fedavg", seed=1, accuracy=40.0)
     write_run(shipped / "new", "fedavg", seed=2, accuracy=40.0, status="running")
-    write_run(shipped / "new", "fedavg", seed=1, accuracy=30.0, all_rounds=True, dataset="mnist")
+    write_run(shipped / "new", "fedavg", seed=1, accuracy=30.0, dataset="mnist")
     publish.main([str(shipped / "new")])
     assert "digits.zip: 3 runs, 1 of them published before" in capsys.readouterr().out
     runs, problems = published.published_runs()

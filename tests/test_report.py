@@ -54,8 +54,8 @@ class Page(HTMLParser):
 def site(tmp_path_factory):
     """A site that no test leaves changed, beside the runs that it is of."""
     tmp_path = tmp_path_factory.mktemp("report")
-    write_grid(tmp_path / "runs", GRID, seeds=(1, 13), training=SMALL, all_rounds=True)
-    write_run(tmp_path / "runs", "fedprox", dataset="cifar10", training=SMALL, all_rounds=True)
+    write_grid(tmp_path / "runs", GRID, seeds=(1, 13), training=SMALL)
+    write_run(tmp_path / "runs", "fedprox", dataset="cifar10", training=SMALL)
     write_run(tmp_path / "runs", "fedprox", seed=42, status="failed", training=SMALL)
     done = flnl("report", tmp_path / "runs", "-o", tmp_path / "site")
     assert (done.code, done.out) == (0, f"{tmp_path / 'site' / 'index.html'}\n")
@@ -163,18 +163,17 @@ def test_runs_that_are_not_counted_are_listed(site):
 
 # -- names that mean something -----------------------------------------------------------------------
 def test_names_of_users_are_text_on_every_page(tmp_path):
-    write_run(tmp_path / "runs", "fedavg", training=SMALL, all_rounds=True)
+    write_run(tmp_path / "runs", "fedavg", training=SMALL)
     values = {"mode": EVIL}
     write_run(
         tmp_path / "runs",
         "fedgr",
         training=SMALL,
-        all_rounds=True,
         hyperparameters=values,
         changed=values,
         label=f"fedgr {EVIL}",
     )
-    path = write_run(tmp_path / "runs", "mine", training=SMALL, all_rounds=True)
+    path = write_run(tmp_path / "runs", "mine", training=SMALL)
     record = (path / "run.json").read_text()
     names = json.dumps(f"m {EVIL}")
     record = record.replace('"method": "mine"', f'"method": {names}').replace('"cpu"', names)

@@ -20,10 +20,8 @@ PHONE = {"width": 390, "height": 800}
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     for partition in ("iid", "dir-0.3"):
-        write_grid(
-            folder / "runs", GRID, (1, 13), training={"rounds": 3}, all_rounds=True, partition=partition
-        )
-    write_grid(folder / "runs", GRID, (1,), training={"rounds": 3}, all_rounds=True, dataset="cifar10")
+        write_grid(folder / "runs", GRID, (1, 13), training={"rounds": 3}, partition=partition)
+    write_grid(folder / "runs", GRID, (1,), training={"rounds": 3}, dataset="cifar10")
     assert flnl("report", folder / "runs", "-o", folder / "site").code == 0
     return folder / "site"
 

@@ -20,7 +20,7 @@ from flnl_bench.results.importing import import_runs
 def theirs(tmp_path):
     """Another machine's results."""
     for seed in (1, 13):
-        write_run(tmp_path / "theirs", seed=seed, accuracy=40.0 + seed, all_rounds=True)
+        write_run(tmp_path / "theirs", seed=seed, accuracy=40.0 + seed)
     return tmp_path / "theirs"
 
 
@@ -61,8 +61,8 @@ def test_importing_again_changes_nothing(theirs, tmp_path):
 
 def test_a_different_run_is_never_overwritten(theirs, tmp_path):
     file = export(theirs, tmp_path / "lab-a.zip")
-    own = write_run(tmp_path / "mine", seed=1, accuracy=70.0, all_rounds=True)
-    unfinished = write_run(tmp_path / "mine", seed=13, status="interrupted", all_rounds=True)
+    own = write_run(tmp_path / "mine", seed=1, accuracy=70.0)
+    unfinished = write_run(tmp_path / "mine", seed=13, status="interrupted")
     before = [(path / "run.json").read_bytes() for path in (own, unfinished)]
     done = flnl("results", "import", file, "--out", tmp_path / "mine", "--json")
     assert done.json["not_imported"] == 2
@@ -92,11 +92,12 @@ def test_a_part_of_a_results_folder_is_exported_with_full_paths(theirs, tmp_path
 def test_unfinished_and_torn_runs_are_not_exported(theirs, tmp_path):
     write_run(theirs, seed=2, status="running")
     write_run(theirs, seed=4, status="failed")
-    short = write_run(theirs, seed=3)  # without rounds.jsonl
+    short = write_run(theirs, seed=3)
+    (short / "rounds.jsonl").unlink()
     done = flnl("results", "export", theirs, "-o", tmp_path / "some.zip", "--json")
     assert (done.json["runs"], done.json["unfinished"]) == (2, {"running": 1, "failed": 1})
     assert done.errors[-1] == "flnl-bench: runs that are not exported: 1 failed, 1 running or killed"
-    assert any(f"{short}: rounds.jsonl does not hold all rounds" in line for line in done.errors)
+    assert any(f"{short}/run.json: rounds.jsonl does not hold all rounds" in line for line in done.errors)
     assert {record.config.seed for record in Archive(tmp_path / "some.zip").records()} == {1, 13}
 
 
@@ -108,11 +109,13 @@ def test_nothing_to_export_is_refused_and_leaves_no_file(tmp_path):
 
 
 def test_an_export_of_incomplete_runs_alone_names_them_with_the_reason(tmp_path):
-    torn = [write_run(tmp_path / "runs", seed=seed) for seed in (1, 2)]  # without rounds.jsonl
+    torn = [write_run(tmp_path / "runs", seed=seed) for seed in (1, 2)]
+    for run in torn:
+        (run / "rounds.jsonl").unlink()
     done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "none.zip")
     assert (done.code, len(done.errors)) == (2, 1)
     told = "rounds.jsonl does not hold all rounds"
-    assert any(f"to export; {path}: {told}" in done.errors[0] for path in torn)
+    assert any(f"to export; {path}/run.json: {told}" in done.errors[0] for path in torn)
     assert done.errors[0].endswith(" (and 1 more)")
     assert not (tmp_path / "none.zip").exists()
 
@@ -138,10 +141,8 @@ def test_an_imported_run_is_found_finished(tmp_path):
 
 
 def test_one_of_two_runs_of_a_configuration_is_exported(tmp_path):
-    older = write_run(tmp_path / "runs" / "labA", accuracy=40.0, all_rounds=True)
-    newer = write_run(
-        tmp_path / "runs" / "labB", accuracy=60.0, all_rounds=True, ended="2026-02-01T00:00:00+00:00"
-    )
+    older = write_run(tmp_path / "runs" / "labA", accuracy=40.0)
+    newer = write_run(tmp_path / "runs" / "labB", accuracy=60.0, ended="2026-02-01T00:00:00+00:00")
     done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "all.zip", "--json")
     assert done.json["runs"] == 1
     assert any(f"{older}: the same run is exported from {newer}" in line for line in done.errors)
@@ -151,7 +152,7 @@ def test_one_of_two_runs_of_a_configuration_is_exported(tmp_path):
 
 
 def test_a_run_in_a_renamed_folder_is_exported_with_the_name_of_its_configuration(theirs, tmp_path):
-    run = write_run(theirs, seed=2, all_rounds=True)
+    run = write_run(theirs, seed=2)
     run.rename(run.with_name("my best run"))
     done = flnl("results", "export", theirs, "-o", tmp_path / "all.zip", "--json")
     assert done.json["runs"] == 3
@@ -191,7 +192,7 @@ def with_summary(file, change):
 @pytest.mark.parametrize(("difference", "code"), [(5e-10, 0), (5e-9, 2)])
 @pytest.mark.parametrize("name", ["last10", "best", "final", "seconds"])
 def test_a_summary_may_differ_from_its_rounds_only_in_the_last_digits(name, difference, code, tmp_path):
-    write_run(tmp_path / "theirs", accuracy=41.7, all_rounds=True)
+    write_run(tmp_path / "theirs", accuracy=41.7)
     file = export(tmp_path / "theirs", tmp_path / "one.zip")
     with_summary(file, lambda summary: summary.update({name: summary[name] * (1 + difference)}))
     done = flnl("results", "import", file, "--out", tmp_path / "mine")
@@ -209,7 +210,7 @@ def test_a_run_with_unreadable_beliefs_is_left_out_of_an_export(theirs, tmp_path
 
 @pytest.mark.parametrize("name", ["samples", "mixtures", "searches"])
 def test_a_summary_whose_counts_differ_from_its_rounds_is_refused(name, tmp_path):
-    write_run(tmp_path / "theirs", all_rounds=True)
+    write_run(tmp_path / "theirs")
     file = export(tmp_path / "theirs", tmp_path / "one.zip")
     with_summary(file, lambda summary: summary["counts"].update({name: summary["counts"][name] + 1}))
     done = flnl("results", "import", file, "--out", tmp_path / "mine")
@@ -257,7 +258,7 @@ def test_an_import_reads_each_file_a_fixed_number_of_times(tmp_path, monkeypatch
 
     def opens(seeds):
         for seed in seeds:
-            write_run(tmp_path / f"{len(seeds)}", seed=seed, all_rounds=True)
+            write_run(tmp_path / f"{len(seeds)}", seed=seed)
         file = export(tmp_path / f"{len(seeds)}", tmp_path / f"{len(seeds)}.zip")
         opened.clear()
         with monkeypatch.context() as patch:

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from flnl_bench.cli import completion, options
+from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table, with_prefix
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.outcome import as_object
 from flnl_bench.cli.results import WithPublished
-from flnl_bench.cli.show import bars, find_run, rounds_to_show, squeeze
+from flnl_bench.cli.runs import find_run, rounds_to_show, run_argument
+from flnl_bench.cli.show import bars, squeeze
 from flnl_bench.config import differences, written
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.statistics import mean_std
@@ -24,9 +23,7 @@ from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 HYPER = "hyperparameters."  # prefix of the names of hyper-parameters
 NUMBERS = (*METRICS, "final", "seconds", "bytes_down", "bytes_up", "forward", "backward")  # of a summary
 CURVE_WIDTH = 72  # characters, at most
-RunName = typer.Argument(
-    metavar="RUN", help="Run directory, run.json, or the end of its name.", autocompletion=completion.runs
-)
+RunName = run_argument()
 
 
 def compare_command(

@@ -120,7 +120,7 @@ def formats(_: str) -> Iterable[str]:
 @completer
 def runs(_: str) -> Iterable[str]:
     """Folders of the runs below results/runs."""
-    from flnl_bench.cli.show import RUNS
+    from flnl_bench.cli.runs import RUNS
 
     return (str(file.parent) for file in RUNS.rglob("run.json"))
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from flnl_bench.cli import options
 from flnl_bench.cli.console import note, print_json, stdout, table, waiting
 from flnl_bench.cli.options import DEVICES, FILES, flag, option
-from flnl_bench.cli.show import RUNS
+from flnl_bench.cli.runs import RUNS
 from flnl_bench.escaping import lines
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, stdout
 from flnl_bench.cli.options import flag, option
 from flnl_bench.cli.results import Folder, WithPublished, note_unfinished, warn_files
-from flnl_bench.cli.show import RUNS
+from flnl_bench.cli.runs import RUNS
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, choose_format
 

@@ -12,7 +12,7 @@ import typer
 from flnl_bench.cli import options
 from flnl_bench.cli.console import note, percent, print_json, stdout, table
 from flnl_bench.cli.results import WithPublished
-from flnl_bench.cli.show import RUNS
+from flnl_bench.cli.runs import RUNS
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.results.run_record import RUN_STATUSES
 

@@ -96,6 +96,17 @@ Trackers = Annotated[
 ]
 Force = Annotated[bool, flag(FILES, "Replace FILE if it exists.", "--force")]
 SaveModel = Annotated[bool, flag(FILES, "Keep the final and the best global weights.", "--save-model")]
+KeepCheckpoints = Annotated[
+    int | None,
+    option(
+        FILES,
+        "N",
+        "Keep the checkpoint after every N-th round, so that `verify` can repeat late rounds.",
+        "--keep-checkpoints",
+        min=1,
+        default="none is kept",
+    ),
+]
 DataDir = Annotated[
     Path | None, option(FILES, "DIR", "Folder of the data sets.", default="FLNL_DATA, or a cache folder")
 ]

@@ -14,7 +14,7 @@ from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, waiting
 from flnl_bench.cli.options import FILES, option
 from flnl_bench.cli.results import WithPublished
-from flnl_bench.cli.show import RUNS
+from flnl_bench.cli.runs import RUNS
 from flnl_bench.errors import BadInput, unknown
 
 PLOT_HELP = {

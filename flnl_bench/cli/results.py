@@ -11,7 +11,7 @@ import typer
 from flnl_bench.cli import options
 from flnl_bench.cli.console import note, print_json, say, waiting
 from flnl_bench.cli.options import flag, option
-from flnl_bench.cli.show import RUNS
+from flnl_bench.cli.runs import RUNS
 
 NAMED = 20  # files that are named in warnings, at most
 

@@ -36,7 +36,7 @@ from flnl_bench.cli.options import (
     use_plugins,
 )
 from flnl_bench.cli.outcome import divergence
-from flnl_bench.cli.show import RUNS
+from flnl_bench.cli.runs import RUNS
 from flnl_bench.errors import BadInput, MethodFailed
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def run_command(
         str | None,
         option(FILES, "N", "Rounds between checkpoints, or seconds as in 30s.", default="1"),
     ] = None,
+    keep_checkpoints: options.KeepCheckpoints = None,
     tracker: options.Trackers = None,
     debug: Annotated[bool, flag(FILES, "Show the whole traceback of a method's mistake.", "--debug")] = False,
     pdb: Annotated[bool, flag(FILES, "Open Python's debugger where a method fails.", "--pdb")] = False,

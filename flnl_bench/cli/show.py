@@ -21,10 +21,11 @@ from flnl_bench.cli.outcome import (
     published_line,
     scenario_line,
 )
+from flnl_bench.cli.runs import find_run, rounds_to_show, run_argument
 from flnl_bench.engine.ledger import sentence
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.metrics import class_survival
-from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, read_record, summarise
+from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary, summarise
 from flnl_bench.results.verified import read_status
 
 if TYPE_CHECKING:
@@ -64,20 +65,12 @@ def plot(values: Sequence[float], width: int, height: int = 6) -> list[str]:
     ]
 
 
-RUNS = Path("results/runs")
 FRAME = 3  # lines of a traceback that name the place and the error
 SIEVE = ("precision", "recall", "f_score")
 
 
 def show_command(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Run directory, run.json, or the end of a name below results/runs.",
-            autocompletion=completion.runs,
-        ),
-    ],
+    run: Annotated[str, run_argument()],
     preset: Annotated[
         str | None,
         typer.Argument(
@@ -111,51 +104,10 @@ def show_command(
     record = find_run(run)
     rows = rounds_to_show(record)
     if as_json:
-        print_json({"run_dir": str(record.folder), **record.as_dict(), "rounds": rows})
+        about = {"run_dir": str(record.folder), "verification": str(read_status(record))}
+        print_json({**about, **record.as_dict(), "rounds": rows})
     else:
         print_all(record, rows)
-
-
-# -- finding and reading -----------------------------------------------------------------------------
-def find_run(name: str, *, with_published: bool = False) -> RunRecord:
-    """Read a run, named by a path or by the end of its folder's name (such as its hash)."""
-    if with_published:
-        from flnl_bench.results.published import published_runs
-
-        found = [record for record in published_runs()[0] if record.folder.as_posix().endswith(name)]
-        if len(found) == 1:
-            return found[0]
-    folder = find_folder(name)
-    try:
-        return read_record(folder)
-    except ValueError as problem:
-        raise BadInput(f"{folder / RUN_FILE}: {problem}") from None
-
-
-def find_folder(name: str) -> Path:
-    """Find the folder of a run."""
-    path = Path(name)
-    if path.name == RUN_FILE:
-        path = path.parent
-    if (path / RUN_FILE).is_file():
-        return path
-    if path.exists():
-        raise BadInput(f"{path} is not a run: it has no run.json")
-    ending = path.as_posix()
-    folders = sorted(file.parent for file in RUNS.rglob(RUN_FILE) if file.parent.as_posix().endswith(ending))
-    if not folders:
-        raise BadInput(f"there is no run {name!r}: neither this path nor a path below {RUNS} that ends so")
-    if len(folders) > 1:
-        raise BadInput(f"{len(folders)} runs end in {name!r}: {', '.join(map(str, folders))}")
-    return folders[0]
-
-
-def rounds_to_show(record: RunRecord) -> list[RoundRow]:
-    """Read the rounds of a run; refuse a finished run without rounds."""
-    rows = record.read_rounds()
-    if record.done and not rows:
-        raise BadInput(f"{record.folder} is a finished run, but has no rounds")
-    return rows
 
 
 # -- showing -----------------------------------------------------------------------------------------
@@ -166,7 +118,11 @@ def print_all(record: RunRecord, rows: Sequence[RoundRow]) -> None:
     lines = facts()
     lines.add_row("status", status_line(record, len(rows)))
     if record.done:
-        lines.add_row("verified", read_status(record))
+        lines.add_row("verified", str(read_status(record)))
+        try:
+            record.confirmed(rows)
+        except ValueError as problem:
+            lines.add_row("wrong", str(problem))
     if published := published_line(record):
         lines.add_row("published", published)
     if record.error:

@@ -86,6 +86,7 @@ def suite_command(
     plugin: options.PluginFiles = None,
     tracker: options.Trackers = None,
     save_model: options.SaveModel = False,
+    keep_checkpoints: options.KeepCheckpoints = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path, option(FILES, "DIR", "Folder of the runs.")] = Path("results/runs"),
     as_json: options.Json = False,

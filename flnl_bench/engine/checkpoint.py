@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flnl_bench.atomic_files import append, replace_file, write_new
+from flnl_bench.atomic_files import append, partial_folder, replace_file, replace_folder, write_new
 from flnl_bench.engine.devices import CPU, placed
 from flnl_bench.errors import BadInput, one_line
 
@@ -130,6 +130,14 @@ class Checkpoint:
         written, self._written = self._written, None
         if written is not None:
             written.result()
+
+    def copy(self, folder: Path) -> None:
+        """Copy the complete checkpoint to another folder, which replaces an earlier copy."""
+        self.wait()
+        with partial_folder(folder) as partial:
+            shutil.copytree(self.folder, partial, dirs_exist_ok=True)
+            self.allowed()
+            replace_folder(folder, partial)
 
     def _intact(self) -> bool:
         """Return whether the journal is as this object left it; a user may have removed the folder."""

@@ -24,6 +24,7 @@ from flnl_bench.leaderboards.paper import (
 )
 from flnl_bench.leaderboards.render import table_notes
 from flnl_bench.leaderboards.table import Cell, Row, Table, mark_table
+from flnl_bench.results.verified import count_statuses
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.pandas_api import Leaderboard
@@ -95,7 +96,7 @@ def _row_object(table: Table, row: Row, paper: bool, comparison: Comparison | No
         "avg": _cell(row.average) if row.average else None,
         "rank": row.rank,
         **standing_values(table, row),
-        "verification": row.verification,
+        "verification": count_statuses(row.verification.values()),
         "cost": {**_cost_values(row), "sent": row.sent},
     }
     if paper:
@@ -204,7 +205,7 @@ def _line(table: Table, row: Row, setting: str, cell: Cell | None, theirs: Cell 
         "metric": table.metric,
         "seeds": tuple(cell.values) if cell else (),
         "diverged": tuple(cell.diverged) if cell else (),
-        "verification": row.verified(row.runs[setting].values() if setting in row.runs else row.records),
+        "verification": str(row.verified(row.runs[setting].values() if setting in row.runs else row.records)),
         **({"mean": cell.mean, "std": cell.std, "count": cell.count} if cell else {}),
         **_paper_values(cell, theirs),
     }

@@ -31,6 +31,7 @@ from flnl_bench.leaderboards.render import (
     seed_sets,
 )
 from flnl_bench.leaderboards.table import SORTS, Table, make_tables, table_warnings
+from flnl_bench.results.published import published_run, published_runs, with_counterparts
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import (
     METRICS,
@@ -103,8 +104,6 @@ def load_results(folder: str | os.PathLike[str], *, with_published: bool = False
         check_folder(folder)
     records, problems = read_runs(folder) if folder.is_dir() else ([], {})
     if with_published:
-        from flnl_bench.results.published import published_runs
-
         own = {record.identity for record in records if record.done}
         published, unreadable = published_runs()
         records = records + [record for record in published if record.identity not in own]
@@ -326,7 +325,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
         **{f"scenario.{name}": getattr(record.scenario, name) for name in _SCENARIO},
         **{name: getattr(record, name) for name in _RECORD},
         **{f"code.{kind}": " ".join(sorted(digests)) for kind, digests in record.code.items()},
-        "verification": read_status(record),
+        "verification": str(read_status(record)),
         "run_dir": str(record.folder),
         **{name: value for name, value in config.flat().items() if "." in name},
     }
@@ -342,20 +341,18 @@ def records_of(frame: pd.DataFrame) -> list[RunRecord]:
         raise BadInput("this frame has no column run_dir; use a frame that load_results made")
     published = frame["published"] if "published" in frame.columns else [False] * len(frame)
     ours = {run_dir: flag is True for run_dir, flag in zip(frame["run_dir"], published, strict=True)}
-    return [_finished_in(path, published=flag) for path, flag in ours.items()]
+    return with_counterparts(_finished_in(path, published=flag) for path, flag in ours.items())
 
 
 def _finished_in(run_dir: object, published: bool) -> RunRecord:
     """Read a finished run; a BadInput names the folder and the problem."""
-    from flnl_bench.results.published import published_run
-
     if not isinstance(run_dir, str):
         raise BadInput(f"run_dir is {run_dir!r} in a row of this frame, not the folder of a run")
     if published and (shipped := published_run(Path(run_dir))):
         return shipped
     try:
         record = read_record(Path(run_dir))
-        record.result()
+        record.confirmed(record.read_rounds())
     except ValueError as problem:
         raise BadInput(f"{Path(run_dir) / RUN_FILE}: {problem}") from None
     return record

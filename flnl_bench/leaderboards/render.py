@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +36,7 @@ from flnl_bench.leaderboards.statistics import (
 )
 from flnl_bench.leaderboards.table import Cell, Row, Standing, Table, mark_table
 from flnl_bench.methods import declaration
-from flnl_bench.results.verified import STATUSES, Status
+from flnl_bench.results.verified import count_statuses
 
 DIVERGED_NOTE = (
     "✗n: n runs diverged (a loss is not finite): such a number ranks last and is never best or second."
@@ -282,12 +281,13 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
         "each sample, for each class and once per client.",
         f"Protocol: {table.protocol.line}.",
     ]
-    notes = [f"{row.label}: {sentence(row.sent)}" for row in table.rows]
+    notes = [*(f"{row.label}: {sentence(row.sent)}" for row in table.rows), verification_note(table)]
     if paper:
         notes.append(
             "Paper: bytes both ways; F forward, B backward; M a model, D samples, C classes, K clients."
         )
-    return TextTable(f"{table.protocol.title} · cost", columns, rows, about, notes=notes)
+    alarm = "; ".join(table.alarms) or None
+    return TextTable(f"{table.protocol.title} · cost", columns, rows, about, alarm, notes=notes)
 
 
 COMPARISON_COLUMNS = ("pairs", "diff.", f"{100 * LEVEL:.0f} % interval", "W/T/L", "P(better)", "p (Holm)")
@@ -457,11 +457,16 @@ def assumption_note(table: Table) -> str:
 
 def verification_note(table: Table) -> str:
     """Say how many runs are confirmed, and how many nobody has checked."""
-    counts = sum((row.verification for row in table.rows), Counter[Status]())
-    parts = [f"{counts[status]} {status}" for status in reversed(STATUSES) if counts[status]]
+    statuses = [status for row in table.rows for status in row.verification.values()]
+    partial = {status for status in statuses if status.rounds < status.of}
+    weakest = {status: min(partial) for status in partial}  # many numbers of rounds would fill the note
+    counts = count_statuses(weakest.get(status, status) for status in statuses)
+    parts = [f"{count} {status}" for status, count in counts.items()]
+    if len(partial) > 1:
+        parts = [part.replace(" in ", " in at least ") for part in parts]
     published = sum(record.published for record in table.records)
     shipped = f"; {published} are published with this package" if published else ""
-    return f"Verification of {counts.total()} runs: {', '.join(parts)}{shipped}."
+    return f"Verification of {len(statuses)} runs: {', '.join(parts)}{shipped}."
 
 
 def resolution_notes(table: Table) -> list[str]:

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flnl_bench.config import RunConfig, key_of, written
@@ -37,7 +38,7 @@ from flnl_bench.leaderboards.statistics import (
 from flnl_bench.methods import declaration, is_shipped
 from flnl_bench.results.published import dispute, named
 from flnl_bench.results.run_record import METRICS, RunRecord
-from flnl_bench.results.verified import STATUSES, Status, read_status, refuted
+from flnl_bench.results.verified import Status, read_status, refuted
 
 if TYPE_CHECKING:
     from flnl_bench.leaderboards.statistics import Numbers
@@ -159,15 +160,14 @@ class Row:
         return tuple(dict.fromkeys(key for record in self.records for key in assumed(record)))
 
     @functools.cached_property
-    def verification(self) -> Counter[Status]:
-        """The runs by status of verification."""
-        return Counter(map(read_status, self.records))
+    def verification(self) -> Mapping[Path, Status]:
+        """The status of verification of each run, by folder."""
+        return {record.folder: read_status(record) for record in self.records}
 
     def verified(self, records: Iterable[RunRecord]) -> Status:
-        """Return the lowest status of some of the runs."""
-        if len(self.verification) == 1:
-            return next(iter(self.verification))
-        return min(map(read_status, records), key=STATUSES.index, default=STATUSES[0])
+        """Return the weakest status of some of the runs."""
+        statuses = (self.verification[record.folder] for record in records)
+        return min(statuses, key=lambda status: status.strength)
 
     @functools.cached_property
     def codes(self) -> int:

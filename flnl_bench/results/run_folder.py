@@ -20,6 +20,7 @@ from flnl_bench.results.run_record import (
     read_rounds,
 )
 
+KEPT = "checkpoint-"  # followed by the number of rounds in it
 RESULT_FILES = (RUN_FILE, ROUNDS_FILE, BELIEFS_FILE, "best.safetensors", "final.safetensors")
 
 
@@ -39,6 +40,15 @@ class RunFolder:
         """The folder of the checkpoint."""
         return self.path / "checkpoint"
 
+    def kept(self, rounds: int) -> Path:
+        """The folder of the checkpoint after so many rounds, if the run keeps it."""
+        return self.path / f"{KEPT}{rounds}"
+
+    def all_kept(self) -> list[int]:
+        """Return the numbers of rounds after which a checkpoint is kept."""
+        numbers = [path.name.removeprefix(KEPT) for path in self.path.glob(f"{KEPT}*")]
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
     def create(self) -> None:
         """Create the folder, or raise an error with the reason."""
         make_writable(self.path)
@@ -46,7 +56,8 @@ class RunFolder:
     def clear(self) -> None:
         """Remove the files of an earlier run."""
         self.sweep()
-        shutil.rmtree(self.path / "trackers", ignore_errors=True)
+        for folder in (self.path / "trackers", *map(self.kept, self.all_kept())):
+            shutil.rmtree(folder, ignore_errors=True)
         for name in RESULT_FILES:
             (self.path / name).unlink(missing_ok=True)
 
@@ -101,7 +112,7 @@ def rounds_text(rounds: Sequence[Mapping[str, Any]]) -> str:
 def read_runs(folder: Path) -> tuple[list[RunRecord], dict[Path, str]]:
     """Read the records of all runs below a folder, finished or not, and why other files are unreadable.
 
-    The mean of the last rounds is compared with the rounds, and each run with the published one in its place.
+    The summary of a finished run is compared with its rounds, its numbers with those of the published run.
     """
     from flnl_bench.results.published import with_counterparts
 
@@ -111,7 +122,7 @@ def read_runs(folder: Path) -> tuple[list[RunRecord], dict[Path, str]]:
         try:
             record = read_record(path)
             if record.done:
-                record.check_last10()
+                record.confirmed(record.read_rounds())
             records.append(record)
         except ValueError as problem:
             problems[path / RUN_FILE] = str(problem)

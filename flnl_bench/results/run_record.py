@@ -185,18 +185,6 @@ class RunRecord:
         """The highest test accuracy, in percent."""
         return self.summary.best if self.summary else None
 
-    def check_last10(self) -> None:
-        """Compare mean and divergence with the last rounds; a ValueError names a difference."""
-        rounds = self.result().rounds
-        rows = read_last_rounds(self.folder, min(LAST, rounds))
-        if len(rows) < min(LAST, rounds) or rows[-1]["round"] != rounds - 1:
-            raise ValueError(f"rounds.jsonl does not hold all rounds ({rounds})")
-        computed = summarise_last([row["accuracy"] for row in rows])
-        if computed is None or not math.isclose(computed, self.last10 or 0.0, rel_tol=1e-9):
-            raise ValueError(f"summary.last10 is {self.last10}, but its rounds give {computed}")
-        if _diverged(rows) is not None and not self.diverged:
-            raise ValueError("summary.diverged is unknown, but a loss of its last rounds is not finite")
-
     def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
         """Compute the summary of a finished run from its rounds; a ValueError names a difference."""
         stored = self.result()
@@ -204,8 +192,8 @@ class RunRecord:
             raise ValueError(f"rounds.jsonl does not hold all rounds ({stored.rounds})")
         try:
             computed = summarise(rows)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a round lacks {error}") from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a round lacks a number, or has one of another type ({error})") from None
         if stored.counts != computed.counts:
             raise ValueError("summary.counts differs from the sum of its rounds")
         for name in (*METRICS, "final", "best_round", "diverged", "seconds", *COSTS):
@@ -367,30 +355,22 @@ def read_rounds(folder: Path) -> list[RoundRow]:
     return rows
 
 
-def read_last_rounds(folder: Path, count: int = 1) -> list[RoundRow]:
-    """Read the last complete lines of a run's rounds, without reading the others."""
+def read_last_round(folder: Path) -> RoundRow | None:
+    """Read the last complete line of a run's rounds, without reading the others."""
     path, length = folder / ROUNDS_FILE, _TAIL
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             while True:
                 file.seek(max(0, size - length))
-                lines = file.read().split(b"\n")[
-                    :-1
-                ]  # after the last line end there is nothing, or half a line
-                lines = lines if length >= size else lines[1:]  # and so may the first one
-                if len(lines) >= count or length >= size:
+                lines = file.read().split(b"\n")[:-1]  # behind the last line end: nothing, or half a line
+                if len(lines) > 1 or length >= size:  # the first line may be half of one, too
                     break
                 length *= 16
-        rows = [json.loads(line) for line in lines[-count:]]
-    except (OSError, ValueError):
-        return []
-    return rows if all(map(_is_round, rows)) else []
-
-
-def read_last_round(folder: Path) -> RoundRow | None:
-    """Read the last complete line of a run's rounds, without reading the others."""
-    return next(iter(read_last_rounds(folder)), None)
+        row: RoundRow = json.loads(lines[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return row if _is_round(row) else None
 
 
 def _is_round(row: object) -> bool:

@@ -67,6 +67,7 @@ def run(
     fresh: bool = False,
     save_model: bool = False,
     checkpoint_every: int | str = 1,
+    keep_checkpoints: int | None = None,
     tracker: str | Sequence[str] = (),
     progress: RoundCallback | bool | None = None,
     loading: LoadProgress | None = None,
@@ -107,6 +108,7 @@ def run(
         fresh: run again, even if the run is finished.
         save_model: keep the final and the best global weights, for `load_model`.
         checkpoint_every: rounds between two checkpoints, or seconds as in "30s"; changes no number.
+        keep_checkpoints: keep the checkpoint after every N-th round, so that `verify` can repeat late rounds.
         tracker: "tensorboard", "mlflow", "wandb" or a plugin's, or several; a failing one is dropped.
         progress: True shows round and accuracy on stderr; a function is called with each finished round, as
             a row of rounds.jsonl.

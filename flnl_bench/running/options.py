@@ -42,6 +42,7 @@ class RunOptions:
     tracker: tuple[str, ...] = ()
     save_model: bool = False  # keep the final and the best global weights
     checkpoint_every: int | str = 1  # rounds, or seconds as "30s"
+    keep_checkpoints: int | None = None  # rounds from one checkpoint to the next that stays after the run
 
     @classmethod
     def of(cls, given: Mapping[str, Any], dashes: str = "") -> RunOptions:
@@ -95,8 +96,10 @@ def check_kinds(given: Mapping[str, Any]) -> None:
         require(isinstance(given[name], str), name, repr(given[name]), "a name")
     for name in given.keys() & {*PATH_OPTIONS}:
         as_path(given[name], name)
-    workers = given.get("workers")
-    require(workers is None or type(workers) is int, "workers", repr(workers), "a whole number from 1")
+    for name in ("workers", "keep_checkpoints"):
+        value = given.get(name)
+        fits = value is None or (type(value) is int and value >= 1)
+        require(fits, name, repr(value), "a whole number from 1")
     require(isinstance(given.get("set", {}), Mapping), "set", repr(given.get("set")), "values by name")
     saved = given.get("save_model", False)
     require(type(saved) is bool, "save_model", repr(saved), "true or false")

@@ -188,6 +188,8 @@ class Runner:
             for row in rounds:
                 progress(copy.deepcopy(row))  # a caller may keep it, and change it
             in_callback = False
+            if self._keeps(engine.round):  # the process may have been killed before the copy was complete
+                checkpoint.copy(folder.kept(engine.round))
             while engine.round < engine.rounds:
                 if interrupted():
                     raise KeyboardInterrupt
@@ -205,9 +207,11 @@ class Runner:
                 waited = len(rounds) - saved_rounds >= least_rounds and (
                     time.monotonic() - saved_time >= least_seconds
                 )
-                if waited or engine.round == engine.rounds:
+                if waited or engine.round == engine.rounds or self._keeps(engine.round):
                     checkpoint.save(engine, rounds, wait=False)
                     saved_rounds, saved_time = len(rounds), time.monotonic()
+                if self._keeps(engine.round):
+                    checkpoint.copy(folder.kept(engine.round))
                 tracking.round(row)
                 in_callback = True
                 progress(copy.deepcopy(row))
@@ -247,6 +251,11 @@ class Runner:
         folder.sweep()
         tracking.end("done", dataclasses.asdict(summarise(rounds)))
         return record
+
+    def _keeps(self, rounds: int) -> bool:
+        """Return whether the checkpoint after so many rounds stays after the run."""
+        every = self.options.keep_checkpoints
+        return every is not None and 0 < rounds < self.config.training.rounds and rounds % every == 0
 
     def _record(self, folder: RunFolder, resumes: bool) -> RunRecord:
         scenario, previous = self.scenario, folder.read()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.atomic_files import make_writable
 from flnl_bench.data import LoadProgress, load_dataset
 from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.running.options import check_kinds
 from flnl_bench.running.resolve import federate
 from flnl_bench.suite.grid import PlannedRun, make_grid
 from flnl_bench.suite.launchers import LocalLauncher, RayLauncher, SlurmLauncher, slots
@@ -87,6 +88,7 @@ def run_suite(
     data_dir: str | PathLike[str] | None = None,
     out: str | PathLike[str] = "results/runs",
     save_model: bool = False,
+    keep_checkpoints: int | None = None,
     tracker: str | Sequence[str] = (),
     progress: SuiteCallback | bool | None = None,
     loading: LoadProgress | None = None,
@@ -112,6 +114,7 @@ def run_suite(
         data_dir: the folder of the data sets; else FLNL_DATA, else a cache folder.
         out: the folder of the runs.
         save_model: keep the final and the best global weights of every run.
+        keep_checkpoints: keep the checkpoint after every N-th round of every run, as for `run`.
         tracker: names of trackers that follow every run, as for `run`.
         progress: True shows the number of runs per status on stderr; a function is called with the progress
             of all runs, which has `warnings`, at the start and whenever it was read again. Without it, the
@@ -127,7 +130,9 @@ def run_suite(
     trackers = (tracker,) if isinstance(tracker, str) else tuple(tracker)
     for name in trackers:
         find_tracker(name)
-    options = {"out": out, "data_dir": data_dir, "tracker": trackers, "save_model": save_model}
+    options: dict[str, Any] = {"out": out, "data_dir": data_dir, "tracker": trackers}
+    options |= {"save_model": save_model, "keep_checkpoints": keep_checkpoints}
+    check_kinds(options)
     checked, plans = plan_runs(suite, device, executor == "local", preset, **options)
     start = time.monotonic()
     if isinstance(progress, bool):

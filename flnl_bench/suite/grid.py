@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from flnl_bench.config import RunConfig, written
 from flnl_bench.errors import BadInput
@@ -52,20 +53,16 @@ def make_grid(
     suite: Suite,
     *,
     out: Path,
-    data_dir: Path | None = None,
     device: str = "cpu",
-    tracker: tuple[str, ...] = (),
-    save_model: bool = False,
+    **options: Any,
 ) -> list[PlannedRun]:
     """Return all runs of a suite, seed by seed; combinations that are the same run are listed once.
 
     Args:
         suite: the suite.
         out: the folder of the runs.
-        data_dir: the folder of the data sets.
         device: "cpu", "cuda" or "mps": the kind of device that the workers have.
-        tracker: names of trackers that follow all runs.
-        save_model: keep the weights of all runs.
+        options: other fields of RunOptions that all runs share.
     """
     methods = list(_methods(suite, default_methods()))
     axes = (suite.presets, suite.datasets, suite.seeds, suite.cells)
@@ -74,7 +71,7 @@ def make_grid(
     grid: dict[Path, PlannedRun] = {}
     for preset, dataset, seed, (partition, setting) in itertools.product(*axes):
         for method, ablation, changes in methods:
-            options = RunOptions(
+            asked = RunOptions(
                 method=method,
                 setting=setting,
                 dataset=dataset,
@@ -84,14 +81,12 @@ def make_grid(
                 device=device,
                 training=suite.training,
                 changes=changes,
-                data_dir=data_dir,
                 out=out,
                 label=ablation,
-                tracker=tracker,
-                save_model=save_model,
+                **options,
             )
-            config, _ = make_config(options, device=device)
-            planned = PlannedRun(options, config)
+            config, _ = make_config(asked, device=device)
+            planned = PlannedRun(asked, config)
             grid.setdefault(planned.folder.path, planned)
     return list(grid.values())
 
