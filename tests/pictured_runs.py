@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from synthetic_runs import round_row, write_run
-
-from flnl_bench.results.run_folder import RunFolder
+from synthetic_runs import round_row, with_rounds, write_run
 
 GIVEN = np.array([0, 1, 1, 0, 2, 2, 0, 1])
 TRUE = np.array([0, 1, 0, 0, 2, 1, 2, 1])  # 2, 5 and 6 are labelled wrongly
@@ -51,7 +49,7 @@ def write_curve(
     rows = [round_row(n, accuracy) for n, accuracy in enumerate(accuracies)]
     for row, share in zip(rows, memorised or [], strict=False):
         row["diagnostics"]["memorised"] = share
-    RunFolder(path).rewrite_rounds(rows)
+    with_rounds(path, rows)
     if beliefs is not None:
         np.savez_compressed(path / "beliefs.npz", **{"transitions": transitions(), **beliefs})
     return path

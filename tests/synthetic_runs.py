@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from pathlib import Path
@@ -78,6 +79,14 @@ def write_run(
     folder.rewrite_rounds(rows)
     folder.write(record)
     return folder.path
+
+
+def with_rounds(path: Path, rows: list[dict]) -> None:
+    """Give a run other rounds, and the summary of them if it has one."""
+    folder = RunFolder(path)
+    record = folder.read()
+    folder.rewrite_rounds(rows)
+    folder.write(dataclasses.replace(record, summary=record.summary and summarise(rows)))
 
 
 @functools.cache

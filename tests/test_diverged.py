@@ -9,6 +9,7 @@ from command_line import flnl
 from synthetic_runs import write_grid, write_run
 from test_report import Page
 
+from flnl_bench.leaderboards.comparison import comparisons
 from flnl_bench.leaderboards.pandas_api import leaderboard
 
 FINITE = {"fedavg": {"sym-1.0": (50.0, 52.0)}, "fedprox": {"sym-1.0": (8.0, 9.0)}}
@@ -101,6 +102,16 @@ def test_a_comparison_says_in_how_many_pairs_a_run_diverged(folder):
     done = flnl("leaderboard", folder, "--against", "fedavg")
     assert "2✗1" in done.out
     assert "✗n: in n pairs a run diverged; it loses, and there is no interval." in done.out
+
+
+def test_methods_that_diverge_with_different_seeds_are_compared(tmp_path):
+    for setting in ("sym-0.6", "sym-1.0"):
+        for seed in (1, 13):
+            write_run(tmp_path, "fedavg", setting, seed, diverged=20 if seed == 1 else None)
+            write_run(tmp_path, "fedprox", setting, seed, diverged=20 if seed == 13 else None)
+    (table,) = leaderboard(tmp_path).tables
+    result = comparisons(table, "fedavg")["fedprox"]
+    assert (result.wins, result.losses, result.diverged_pairs) == (2, 2, 4)
 
 
 def test_the_report_marks_it(folder, tmp_path):

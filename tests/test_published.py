@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from command_line import flnl
 from flnl_methods.fedprox import FedProx
+from synthetic_runs import with_rounds
 from synthetic_runs import write_run as write_any_run
 
 from benchmarks import pages, publish
@@ -134,6 +135,13 @@ def test_a_run_in_the_place_of_a_published_one_with_another_number_is_marked(imp
     for kind in ("table", "md", "latex", "csv", "json", "html"):
         done = flnl("leaderboard", folder, "--format", kind)
         assert any("other numbers than the published runs: fedprox" in line for line in done.errors), kind
+
+
+def test_a_run_with_other_costs_than_the_published_one_is_marked(shipped):
+    run = write_run(shipped / "own", "fedprox", seed=13, accuracy=60.0)
+    assert not flagged(leaderboard(shipped / "own"))
+    with_rounds(run, [{**row, "bytes_up": 1} for row in RunFolder(run).read_rounds()])
+    assert "other numbers than the published runs: fedprox" in flagged(leaderboard(shipped / "own"))[0]
 
 
 def test_imported_published_runs_raise_no_alarm_in_any_command(shipped):

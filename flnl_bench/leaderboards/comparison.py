@@ -15,6 +15,7 @@ from flnl_bench.leaderboards.statistics import (
     difference_intervals,
     finite_gains,
     holm,
+    mean_gain,
     resample,
     signed_rank,
 )
@@ -97,9 +98,7 @@ def compare(table: Table, row: Row, base: Row) -> Comparison:
         ties=sum(abs(gain) < limit for gain in every),
         losses=sum(gain <= -limit for gain in every),
         better=statistics.fmean(_share_won(seeds, limit) for seeds in gains) if cells else None,
-        p=signed_rank(
-            finite_gains(gains[0] if len(gains) == 1 else list(map(statistics.fmean, gains)), limit)
-        ),
+        p=signed_rank(finite_gains(gains[0] if len(gains) == 1 else list(map(mean_gain, gains)), limit)),
         diverged_pairs=diverged,
     )
 

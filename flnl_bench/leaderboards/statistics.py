@@ -268,6 +268,13 @@ def signed_rank(differences: Sequence[float]) -> float | None:
     return float(wilcoxon(pairs).pvalue)
 
 
+def mean_gain(gains: Sequence[float]) -> float:
+    """Return the mean of differences; infinite ones, of pairs with a diverged run, outweigh all others."""
+    infinite = sum(math.copysign(1, gain) for gain in gains if math.isinf(gain))
+    finite = [gain for gain in gains if math.isfinite(gain)]
+    return infinite * math.inf if infinite else statistics.fmean(finite or [0.0])
+
+
 def finite_gains(gains: Sequence[float], limit: float) -> list[float]:
     """Return differences with 0 for ties; a pair with a diverged run is further apart than all others."""
     most = max((abs(gain) for gain in gains if math.isfinite(gain)), default=0.0)

@@ -32,6 +32,7 @@ SCHEMA = 2
 RUN_STATUSES = ("running", "interrupted", "failed", "done")  # a killed run keeps "running"
 METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
+EXACT_NUMBERS = (*METRICS, "final", "best_round", "diverged", *COSTS)  # of a summary: equal in a repetition
 COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
 LAST = 10  # rounds in the headline mean
 _TAIL = 1 << 14  # bytes of rounds.jsonl that hold its last lines
@@ -167,8 +168,8 @@ class RunRecord:
     @property
     def disputed(self) -> bool:
         """Whether a published run of the same configuration and scenario has other numbers."""
-        other = self.counterpart
-        return other is not None and (self.last10, self.best) != (other.last10, other.best)
+        own, other = self.summary, self.counterpart and self.counterpart.summary
+        return other is not None and any(getattr(own, name) != getattr(other, name) for name in EXACT_NUMBERS)
 
     @property
     def last10(self) -> float | None:
@@ -196,7 +197,7 @@ class RunRecord:
             raise ValueError(f"a round lacks a number, or has one of another type ({error})") from None
         if stored.counts != computed.counts:
             raise ValueError("summary.counts differs from the sum of its rounds")
-        for name in (*METRICS, "final", "best_round", "diverged", "seconds", *COSTS):
+        for name in (*EXACT_NUMBERS, "seconds"):
             value, sum_of_rounds = getattr(stored, name), getattr(computed, name)
             near = value and sum_of_rounds and math.isclose(value, sum_of_rounds, rel_tol=1e-9)
             if value != sum_of_rounds and not near:
