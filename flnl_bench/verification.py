@@ -307,7 +307,8 @@ def _state(checkpoint: Path) -> tuple[str, list[RoundRow]]:
     """Return a digest of the state in a checkpoint, and its rounds."""
     from flnl_bench.engine.checkpoint import Checkpoint, tree_digest
 
-    parts, rounds = Checkpoint(checkpoint).load()
+    with tempfile.TemporaryDirectory() as folder:  # `load` removes incomplete files
+        parts, rounds = Checkpoint(shutil.copytree(checkpoint, Path(folder) / checkpoint.name)).load()
     digests = sorted((repr(name), tree_digest(part).hex()) for name, part in parts.items())
     return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest(), rounds
 

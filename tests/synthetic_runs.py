@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.methods import default_methods, values_of
-from flnl_bench.results.run_folder import RunFolder
-from flnl_bench.results.run_record import RunRecord, ScenarioFacts, summarise
+from flnl_bench.results.run_folder import RunFolder, rounds_text
+from flnl_bench.results.run_record import RunRecord, ScenarioFacts, Summary, summarise
 from flnl_bench.running.presets import load_preset
 
 SEEDS = (1, 13, 42)
@@ -55,11 +55,7 @@ def write_run(
         method, dataset, partition, setting, named, seed, device, protocol, {**values}, scenario, version
     )
     best = accuracy if best is None else best
-    rows = [
-        round_row(n, best if n == 0 and protocol.rounds > 10 else accuracy) for n in range(protocol.rounds)
-    ]
-    for row in rows[len(rows) if diverged is None else diverged :]:
-        row |= {"loss": None, "train_loss": None}
+    summary, text = rounds_of(protocol.rounds, best, accuracy, diverged)
     drawn = hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
     record = RunRecord(
         status=status,
@@ -69,16 +65,25 @@ def write_run(
         scenario=ScenarioFacts(fingerprint or drawn, protocol.clients, 1437, 0.7),
         provenance={**provenance(numbers), "code": code or {}},
         started=started,
-        summary=summarise(rows) if status == "done" else None,
+        summary=summary if status == "done" else None,
         ended=ended if status == "done" else None,
     )
     folder = RunFolder(out / config.place)
     if numbers != NUMBERS_VERSION:  # another version of the package makes another hash
         folder = RunFolder(folder.path.with_name(f"{folder.path.name[:-16]}{numbers:016x}"))
     folder.create()
-    folder.rewrite_rounds(rows)
+    folder.rounds_file.write_text(text)
     folder.write(record)
     return folder.path
+
+
+@functools.cache  # the tests write thousands of runs
+def rounds_of(count: int, best: float, accuracy: float, diverged: int | None) -> tuple[Summary, str]:
+    """The summary and the rounds of a run, as text."""
+    rows = [round_row(n, best if n == 0 and count > 10 else accuracy) for n in range(count)]
+    for row in rows[count if diverged is None else diverged :]:
+        row |= {"loss": None, "train_loss": None}
+    return summarise(rows), rounds_text(rows)
 
 
 def with_rounds(path: Path, rows: list[dict]) -> None:
