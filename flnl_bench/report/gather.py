@@ -18,7 +18,7 @@ from flnl_bench.leaderboards.render import DIVERGED_NOTE, FIRST, OWN, PLACE, res
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 
-DIGITS = 4  # of a number: more than a page shows
+DECIMALS_SHOWN = 4  # of a number: more than a page shows
 POINTS = 200  # of a curve: more than a chart can show
 CURVES = {  # numbers of a round or of its diagnostics, with their titles
     "accuracy": "Test accuracy (%)",
@@ -251,7 +251,7 @@ def _run_name(record: RunRecord) -> str:
 def curve_of(values: Iterable[object]) -> Curve:
     """Return the values as rounded numbers; NaN for a value that is not a finite number."""
     curve = np.array([value if isinstance(value, int | float) else math.nan for value in values], float)
-    return np.round(np.where(np.isfinite(curve), curve, math.nan), DIGITS)
+    return np.round(np.where(np.isfinite(curve), curve, math.nan), DECIMALS_SHOWN)
 
 
 def is_known(curve: Curve) -> bool:
@@ -271,7 +271,7 @@ def mean_curve(curves: Iterable[Curve]) -> dict[str, list[Any]] | None:
         return None
     places = thinned(min(map(len, known)))
     numbers = np.ma.masked_invalid([curve[places] for curve in known])
-    lines = {"mean": numbers.mean(0).round(DIGITS), "low": numbers.min(0), "high": numbers.max(0)}
+    lines = {"mean": numbers.mean(0).round(DECIMALS_SHOWN), "low": numbers.min(0), "high": numbers.max(0)}
     return {"round": [place + 1 for place in places]} | {
         name: plain(line.filled(math.nan)) for name, line in lines.items()
     }
@@ -287,4 +287,4 @@ def rounded(value: object) -> float | None:
     """Round to more decimals than a page shows; None for a value that is not a finite number."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    return round(value, DIGITS)
+    return round(value, DECIMALS_SHOWN)
