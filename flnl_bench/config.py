@@ -140,7 +140,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return dataclasses.asdict(self)
+        values = {name: getattr(self, name) for name in _CONFIG_FIELDS}
+        return {**values, "training": {**vars(self.training)}, "hyperparameters": {**self.hyperparameters}}
 
     def flat(self) -> dict[str, Any]:
         """Return plain values without nesting: `method`, `training.lr`, `hyperparameters.mu`, …"""
@@ -165,6 +166,9 @@ class RunConfig:
         """Sixteen hexadecimal digits over everything that changes the numbers."""
         text = json.dumps({**self.as_dict(), "numbers": NUMBERS_VERSION}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+_CONFIG_FIELDS = tuple(part.name for part in dataclasses.fields(RunConfig))
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -25,7 +25,7 @@ LAYERS = (
     {"numerics"},
     {"api", "noisy_clients"},
     {"methods", "engine", "results"},
-    {"running"},
+    {"running", "method_facts"},
     {"testing", "scaffold"},
     {"leaderboards"},
     {"suite", "observations", "doctor", "verification"},
@@ -34,7 +34,18 @@ LAYERS = (
     {"__main__"},
 )
 OWN_LAYER = ("engine.ledger",)  # modules that stand lower than their package
-LIGHT = ("cli", "methods", "registry", "config", "data", "scenario", "models", "leaderboards", "suite")
+LIGHT = (
+    "cli",
+    "methods",
+    "method_facts",
+    "registry",
+    "config",
+    "data",
+    "scenario",
+    "models",
+    "leaderboards",
+    "suite",
+)
 LIGHT_FILES = (
     "flnl_bench.results.run_record",
     "flnl_bench.results.run_folder",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import flnl, interrupted, rounds_of, tiny
+from synthetic_runs import write_run
 
 import flnl_bench as fb
 from flnl_bench import cli
@@ -285,17 +286,38 @@ def test_version():
     assert flnl("--version").out == f"flnl-bench {flnl_bench.__version__}\n"
 
 
-def test_names_are_listed_without_heavy_imports():
-    code = """
-import contextlib, sys
-from flnl_bench.cli import main
-for kind in ("datasets", "settings", "partitions", "models", "presets", "--help"):
-    with contextlib.suppress(SystemExit):
-        main(["list", kind])
-print({"torch", "pandas", "sklearn"} & set(sys.modules), file=sys.stderr)
+def test_commands_that_only_read_import_no_torch(tmp_path):
+    one, other = (str(write_run(tmp_path / "runs", name, all_rounds=True)) for name in ("fedavg", "fedgr"))
+    lists = ("methods", "datasets", "settings", "partitions", "models", "presets", "suites", "trackers")
+    commands = [
+        *(["list", kind] for kind in lists),
+        ["list", "--help"],
+        ["list", "runs", "--with-published"],
+        ["leaderboard", "--with-published"],
+        ["leaderboard", f"{tmp_path}/runs", "--against", "fedavg"],
+        ["show", one],
+        ["show", "preset", "quick"],
+        ["compare", one, other],
+        ["report", f"{tmp_path}/runs", "-o", f"{tmp_path}/site"],
+        ["results", "export", f"{tmp_path}/runs", "-o", f"{tmp_path}/runs.zip"],
+        ["results", "import", f"{tmp_path}/runs.zip", "--out", f"{tmp_path}/imported"],
+    ]
+    code = f"""
+import sys
+from flnl_bench.cli import completion, main
+for command in {commands}:
+    try:
+        main(command)
+    except SystemExit as stop:
+        heavy = {{"torch", "pandas", "sklearn"}} & set(sys.modules)
+        if stop.code or heavy:
+            sys.exit(f"{{command}}: {{stop.code}} {{heavy}}")
+for name in ("methods", "settings", "partitions", "datasets", "models", "presets", "suites", "plots", "runs"):
+    getattr(completion, name)("")
+print({{"torch", "pandas", "sklearn"}} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "set()\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["set()"]), done.stderr
     assert "tiny-cnn" in done.stdout
 
 

@@ -1,6 +1,10 @@
-"""`list runs`, and what `show` prints about failed runs and sieves."""
+"""`list methods`, `list runs`, and what `show` prints about failed runs and sieves.
+
+`python tests/test_listing.py` writes flnl_bench/methods.json.
+"""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +13,9 @@ from command_line import flnl
 from synthetic_runs import write_run
 
 from flnl_bench.leaderboards.metrics import class_survival
+from flnl_bench.method_facts import FILE, code_of, collect, method_facts
+from flnl_bench.methods import default_methods
+from flnl_bench.registry import Plugins
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import read_record
 from flnl_bench.suite.suite_file import read_suite
@@ -115,6 +122,29 @@ def test_recall_by_class_shows_which_classes_a_sieve_throws_away(folder, monkeyp
     assert class_survival(read_record(path)) == []
 
 
+def facts_file():
+    """The content of FILE, a line for each method."""
+    facts = collect(default_methods()).items()
+    lines = (f"{json.dumps(name)}: {json.dumps(about, ensure_ascii=False)}" for name, about in facts)
+    return f'{{"code": "{code_of(Plugins())}", "methods": {{\n' + ",\n".join(lines) + "\n}}\n"
+
+
+def test_the_facts_about_methods_that_are_shipped_are_of_this_code():
+    assert FILE.read_text(encoding="utf-8") == facts_file(), "run: python tests/test_listing.py"
+
+
+def test_other_code_and_further_plugins_are_imported_for_their_facts(tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from flnl_bench import Method\nclass Mine(Method):\n    name = 'mine'\n    mu: float = 0.5\n"
+    )
+    before = method_facts()
+    monkeypatch.setenv("FLNL_PLUGINS", str(file))
+    facts = dict(method_facts())
+    assert facts.pop("mine")["hyperparameters"]["mu"]["default"] == 0.5
+    assert facts == before
+
+
 def test_methods_are_listed_with_their_ranges():
     (row,) = [row for row in flnl("list", "methods", "--json").json["methods"] if row["name"] == "fedgr"]
     assert row["hyperparameters"]["gamma_g"] == {"type": "float", "default": 0.9, "range": "from 0 to 1"}
@@ -136,3 +166,7 @@ def test_suites_of_the_package_are_listed_with_their_files():
     suites = {row["name"]: row for row in flnl("list", "suites", "--json").json["suites"]}
     assert {"smoke", "quick-digits", "tables/fedgr-cifar10"} < suites.keys()
     assert suites["smoke"]["description"] == read_suite(Path(suites["smoke"]["file"])).description
+
+
+if __name__ == "__main__":
+    FILE.write_text(facts_file(), encoding="utf-8")

@@ -1,17 +1,19 @@
 """The site of a results folder: its pages, its numbers, and names that mean something to a browser."""
 
 import json
+import math
 import os
 import re
 import shutil
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
 from flnl_bench import atomic_files
-from flnl_bench.report.gather import mean_curve, thinned
+from flnl_bench.report.gather import curve_of, is_known, mean_curve, plain, slugs_of, thinned
 from flnl_bench.report.site import script_data, shown, write_report
 
 GRID = {
@@ -295,10 +297,22 @@ def test_long_curves_are_thinned_and_keep_their_end():
 
 
 def test_a_mean_is_over_the_seeds_that_know():
-    assert mean_curve([[1.0, None], [3.0, None]]) == {
-        "round": [1, 2],
-        "mean": [2.0, None],
-        "low": [1.0, None],
-        "high": [3.0, None],
+    nan = math.nan
+    assert mean_curve(map(np.array, ([1.0, nan, 5.0], [3.0, nan, nan]))) == {
+        "round": [1, 2, 3],
+        "mean": [2.0, None, 5.0],
+        "low": [1.0, None, 5.0],
+        "high": [3.0, None, 5.0],
     }
-    assert mean_curve([[None], []]) is None
+    assert mean_curve(map(np.array, ([nan], []))) is None
+
+
+def test_values_that_are_no_numbers_are_gaps_of_a_curve():
+    curve = curve_of([1, 0.123456, None, math.inf, "2"])
+    assert plain(curve) == [1.0, 0.1235, None, None, None]
+    assert is_known(curve)
+    assert not is_known(curve_of([None]))
+
+
+def test_names_of_pages_differ_also_where_names_are_alike():
+    assert slugs_of(["A b", "a-b", "a-b-2", "a b", "/"]) == ["a-b", "a-b-2", "a-b-2-2", "a-b-3", "unnamed"]

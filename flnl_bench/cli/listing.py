@@ -17,7 +17,6 @@ from flnl_bench.errors import BadInput, unknown
 from flnl_bench.results.run_record import RUN_STATUSES
 
 if TYPE_CHECKING:
-    from flnl_bench.api import Method
     from flnl_bench.registry import Registry
     from flnl_bench.results.run_record import RunRecord
 
@@ -29,21 +28,13 @@ _Rows = list[dict[str, Any]]  # each with a name and a description
 
 def _methods() -> _Rows:
     """Methods and variants, with their hyper-parameters."""
-    from flnl_bench.methods import assumptions_of, declaration, default_methods, variant_values
+    from flnl_bench.method_facts import method_facts
+    from flnl_bench.methods import assumptions_of, declaration
 
-    registry = default_methods()
     return [
-        {
-            "name": name,
-            "title": declaration(name).title or name,
-            "description": ((cls.__doc__ or "").strip().splitlines() or [""])[0],
-            "reference": cls.reference,
-            "plugin": registry.origin[name],
-            "assumes": assumptions_of(name),
-            "variants": {f"{name}/{variant}": dict(variant_values(cls, variant)) for variant in cls.variants},
-            "hyperparameters": _hyperparameters(cls),
-        }
-        for name, cls in registry.methods.items()
+        {"name": name, "title": declaration(name).title or name, "assumes": assumptions_of(name), **facts}
+        for name, facts in method_facts().items()
+        if "variants" in facts
     ]
 
 
@@ -180,18 +171,6 @@ def _entries(table: Registry[_Entry]) -> list[tuple[_Entry, str]]:
 
 def _row(name: str, description: str, plugin: str) -> dict[str, Any]:
     return {"name": name, "description": description, "plugin": plugin}
-
-
-def _hyperparameters(cls: type[Method]) -> dict[str, dict[str, Any]]:
-    """Return type, default and range (a sentence or None) of each hyper-parameter."""
-    from flnl_bench.methods import hyperparameters, kind_name, values_of
-    from flnl_bench.ranges import ranges_of
-
-    defaults, ranges = values_of(cls()), {name: str(allowed) for name, allowed in ranges_of(cls).items()}
-    return {
-        name: {"type": kind_name(kind), "default": defaults[name], "range": ranges.get(name)}
-        for name, kind in hyperparameters(cls).items()
-    }
 
 
 def list_names(

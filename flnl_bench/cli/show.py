@@ -29,7 +29,6 @@ from flnl_bench.results.run_record import RUN_FILE, RoundRow, RunRecord, Summary
 from flnl_bench.results.verified import read_status
 
 if TYPE_CHECKING:
-    from flnl_bench.methods import Methods
     from flnl_bench.running.presets import Preset
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -228,16 +227,14 @@ def _provenance(record: RunRecord) -> Any:
 def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
     """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
     from flnl_bench.data import dataset_name
-    from flnl_bench.methods import default_methods
+    from flnl_bench.method_facts import method_facts
     from flnl_bench.running.presets import load_preset
     from flnl_bench.running.resolve import protocol
 
-    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
+    preset, dataset = load_preset(name), dataset_name(dataset)
     training = dataclasses.asdict(protocol(preset, dataset, {}))
-    methods = {
-        name: values_with_origin(name, preset, dataset, registry)
-        for name in ([method] if method else registry.methods)
-    }
+    names = [method] if method else [name for name, facts in method_facts().items() if "variants" in facts]
+    methods = {name: values_with_origin(name, preset, dataset) for name in names}
     if as_json:
         print_json({"preset": preset.name, "dataset": dataset, "training": training, "methods": methods})
         return
@@ -252,17 +249,16 @@ def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> N
     console.print(rows)
 
 
-def values_with_origin(method: str, preset: Preset, dataset: str, registry: Methods) -> dict[str, Any]:
+def values_with_origin(method: str, preset: Preset, dataset: str) -> dict[str, Any]:
     """Return each hyper-parameter of a method or variant with its value and the origin of the value."""
-    from flnl_bench import methods
+    from flnl_bench.method_facts import facts_of
 
-    cls = registry.method_class(method)
-    given = preset.hyperparameters(dataset, cls.name)
-    variant = registry.variant_values(method)
-    values = methods.values_of(registry.make(method, given, {}))
+    base = method.partition("/")[0]
+    plain = {key: about["default"] for key, about in facts_of(method)["hyperparameters"].items()}
+    given, variant = preset.hyperparameters(dataset, base), facts_of(base)["variants"].get(method, {})
     return {
         key: {"value": value, "from": "variant" if key in variant else "preset" if key in given else "method"}
-        for key, value in values.items()
+        for key, value in {**plain, **given, **variant}.items()
     }
 
 

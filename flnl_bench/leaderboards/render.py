@@ -227,8 +227,7 @@ def _text_cell(
 def _rank_cell(table: Table, row: Row, mark: str) -> TextCell:
     if row.rank is None:
         return TextCell()
-    ranks = [f"{other.rank:.2f}" for other in table.rows if other.rank is not None]
-    tied = [TIED] if ranks.count(f"{row.rank:.2f}") > 1 else []
+    tied = [TIED] if table.shown_ranks[f"{row.rank:.2f}"] > 1 else []
     return TextCell(
         f"{row.rank:.2f}", mark=mark, flags=[*tied, *_flags(row.seeds, table.seeds, row.diverged)]
     )

@@ -265,6 +265,11 @@ class Table:
         return list(self.averaged) or scored(row.cells for row in self.rows)
 
     @functools.cached_property
+    def shown_ranks(self) -> Counter[str]:
+        """How many rows have each rank, as it is printed."""
+        return Counter(f"{row.rank:.2f}" for row in self.rows if row.rank is not None)
+
+    @functools.cached_property
     def seeds(self) -> int:
         """The most seeds of a cell."""
         return max(cell.count for row in self.rows for cell in row.cells.values())
@@ -522,7 +527,11 @@ def _ranks(rows: Sequence[Mapping[str, Cell]], over: Sequence[str], metric: Metr
 def rank_column(means: Sequence[float], digits: int = 2) -> list[float]:
     """Rank numbers, 1 for the highest; numbers that print equal share the mean of their places."""
     shown = [round(mean, digits) for mean in means]
-    return [1 + sum(other > mean for other in shown) + (shown.count(mean) - 1) / 2 for mean in shown]
+    ranks, above = {}, 0
+    for mean, count in sorted(Counter(shown).items(), reverse=True):
+        ranks[mean] = above + (count + 1) / 2
+        above += count
+    return [ranks[mean] for mean in shown]
 
 
 # -- best and second ---------------------------------------------------------------------------------

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, run_cost
 from flnl_bench.leaderboards.pandas_api import Results
 from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
 from flnl_bench.leaderboards.render import DIVERGED_NOTE, FIRST, OWN, PLACE, resolution_notes
-from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
 
+DECIMALS_SHOWN = 4  # of a number: more than a page shows
 POINTS = 200  # of a curve: more than a chart can show
 CURVES = {  # numbers of a round or of its diagnostics, with their titles
     "accuracy": "Test accuracy (%)",
@@ -36,18 +38,20 @@ COST_UNITS = {
 COST_METRICS = [
     Metric(name, f"cost: {header}", higher=False, digits=3) for name, header in COST_COLUMNS.items()
 ]
-Curves = dict[str, list[float | None]]
+Curve: TypeAlias = np.ndarray  # by round, NaN where the number is unknown
+Curves = dict[str, Curve]
 
 
 def slugs_of(names: Iterable[str]) -> list[str]:
     """Return a different file name for each name, of letters, digits, dots and dashes."""
     slugs: dict[str, None] = {}
+    numbers: Counter[str] = Counter()
     for name in names:
         stem = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:80] or "unnamed"
-        slug, number = stem, 1
-        while slug in slugs:
-            number += 1
-            slug = f"{stem}-{number}"
+        slug = stem
+        while not numbers[stem] or slug in slugs:
+            numbers[stem] += 1
+            slug = f"{stem}-{numbers[stem]}" if numbers[stem] > 1 else stem
         slugs[slug] = None
     return list(slugs)
 
@@ -60,12 +64,20 @@ class Report:
         self.results = results
         self.tables = make_tables(results.finished)
         self.best = {table.protocol.title: table.of("best") for table in self.tables}
+        self._best_rows = {
+            row: best
+            for table in self.tables
+            for row, best in zip(table.rows, self.best[table.protocol.title].rows, strict=True)
+        }
         self.records = [record for table in self.tables for record in table.records]
         self.warnings = table_warnings(self.tables)
         folders, names = [record.folder for record in self.records], map(_run_name, self.records)
         self.run_slugs = dict(zip(folders, slugs_of(names), strict=True))
-        labels = dict.fromkeys(row.label for table in self.tables for row in table.rows)
-        self.method_slugs = dict(zip(labels, slugs_of(labels), strict=True))  # in the paper's order
+        self._rows: dict[str, list[tuple[Table, Row]]] = defaultdict(list)  # by label, in the paper's order
+        for table in self.tables:
+            for row in table.rows:
+                self._rows[row.label].append((table, row))
+        self.method_slugs = dict(zip(self._rows, slugs_of(self._rows), strict=True))
         self._rounds: dict[Path, tuple[Curves, RoundRow]] = {}
 
     # -- runs ----------------------------------------------------------------------------------------
@@ -76,9 +88,9 @@ class Report:
                 rows = record.read_rounds()
             except ValueError:  # not a file of flnl-bench
                 rows = []
-            flat = [{**row, **(row.get("diagnostics") or {})} for row in rows]
-            curves = {name: [rounded(row.get(name)) for row in flat] for name in CURVES}
-            self._rounds[record.folder] = curves, flat[-1] if flat else {}
+            known = [(row.get("diagnostics") or {}, row) for row in rows]
+            curves = {name: curve_of([d.get(name, row.get(name)) for d, row in known]) for name in CURVES}
+            self._rounds[record.folder] = curves, {**rows[-1], **known[-1][0]} if rows else {}
         return self._rounds[record.folder]
 
     def curves(self, record: RunRecord) -> Curves:
@@ -100,10 +112,9 @@ class Report:
         """Return the thinned curves of a run that have a number."""
         curves = self.curves(record)
         places = thinned(len(curves["accuracy"]))
-        known = {name: curve for name, curve in curves.items() if any(v is not None for v in curve)}
         return {
             "round": [place + 1 for place in places],
-            "curves": {name: [curve[place] for place in places] for name, curve in known.items()},
+            "curves": {name: plain(curve[places]) for name, curve in curves.items() if is_known(curve)},
         }
 
     # -- for the scripts -----------------------------------------------------------------------------
@@ -172,7 +183,7 @@ class Report:
             for setting in table.settings:
                 records = list(row.runs.get(setting, {}).values())
                 if records:
-                    values = {r.config.seed: [self.values(r)[name] for name in METRICS] for r in records}
+                    values = {r.config.seed: [rounded(getattr(r, m)) for m in METRICS] for r in records}
                     curves = {name: mean_curve([self.curves(r)[name] for r in records]) for name in CURVES}
                     cells.append(
                         {
@@ -188,14 +199,14 @@ class Report:
     # -- for the templates ---------------------------------------------------------------------------
     def rows_of(self, label: str) -> list[tuple[Table, Row]]:
         """Return the tables that have a row with this label, and the rows."""
-        return [(table, row) for table in self.tables for row in table.rows if row.label == label]
+        return self._rows[label]
 
     def row_of(self, table: Table, row: Row, metric: str) -> tuple[Table, Row]:
         """Return a table and a row of it with the numbers of another accuracy."""
         if metric == table.metric:
             return table, row
         other = self.best[table.protocol.title]
-        return other, other.rows[table.rows.index(row)]
+        return other, self._best_rows[row]
 
     def paper_of(self, table: Table, row: Row, metric: str) -> dict[str, Cell]:
         """Return the paper's numbers for a row, by setting."""
@@ -237,19 +248,33 @@ def _run_name(record: RunRecord) -> str:
     return "-".join((*names, record.folder.name[-8:]))
 
 
-def mean_curve(curves: Iterable[Sequence[float | None]]) -> dict[str, list[Any]] | None:
-    """Return mean, minimum and maximum over seeds by round, thinned; None if no number is known."""
-    known = [curve for curve in curves if curve and any(value is not None for value in curve)]
+def curve_of(values: Iterable[object]) -> Curve:
+    """Return the values as rounded numbers; NaN for a value that is not a finite number."""
+    curve = np.array([value if isinstance(value, int | float) else math.nan for value in values], float)
+    return np.round(np.where(np.isfinite(curve), curve, math.nan), DECIMALS_SHOWN)
+
+
+def is_known(curve: Curve) -> bool:
+    """Return whether a curve has a number."""
+    return not np.isnan(curve).all()
+
+
+def plain(curve: Curve) -> list[float | None]:
+    """Return the numbers of a curve, with None where they are unknown."""
+    return [None if value != value else value for value in curve.tolist()]
+
+
+def mean_curve(curves: Iterable[Curve]) -> dict[str, list[Any]] | None:
+    """Return mean, minimum and maximum over the seeds that know, by round, thinned; None if none does."""
+    known = [curve for curve in curves if is_known(curve)]
     if not known:
         return None
-    lines: dict[str, list[Any]] = defaultdict(list)
-    for place in thinned(min(map(len, known))):
-        values = [value for curve in known if (value := curve[place]) is not None]
-        lines["round"].append(place + 1)
-        lines["mean"].append(rounded(mean_std(values)[0]))
-        lines["low"].append(min(values, default=None))
-        lines["high"].append(max(values, default=None))
-    return dict(lines)
+    places = thinned(min(map(len, known)))
+    numbers = np.ma.masked_invalid([curve[places] for curve in known])
+    lines = {"mean": numbers.mean(0).round(DECIMALS_SHOWN), "low": numbers.min(0), "high": numbers.max(0)}
+    return {"round": [place + 1 for place in places]} | {
+        name: plain(line.filled(math.nan)) for name, line in lines.items()
+    }
 
 
 def thinned(length: int) -> list[int]:
@@ -259,7 +284,7 @@ def thinned(length: int) -> list[int]:
 
 
 def rounded(value: object) -> float | None:
-    """Round to four decimals, more than a page shows; None for a value that is not a finite number."""
+    """Round to more decimals than a page shows; None for a value that is not a finite number."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    return round(value, 4)
+    return round(value, DECIMALS_SHOWN)

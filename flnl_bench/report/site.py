@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from flnl_bench.leaderboards.formats import FORMATS
 from flnl_bench.leaderboards.metrics import COST, class_survival
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.leaderboards.render import cost_table
+from flnl_bench.method_facts import Facts, facts_of
 from flnl_bench.report.gather import CURVES, Report
 from flnl_bench.results.run_record import METRICS
 
@@ -136,19 +137,17 @@ def _write(report: Report, environment: jinja2.Environment, site: Path) -> None:
     page("index.html", "index.html", board=report.board(), downloads=_downloads(report, site))
     page("compare.html", "compare.html", names=report.method_slugs)
     page("cost.html", "cost.html", tables=[cost_table(table, paper=True) for table in report.tables])
-    about_methods = _about_methods()
     for label, slug in report.method_slugs.items():
         data = f"flnl.take({script_data(slug)}, {script_data(report.method(label))});\n"
         (site / "data" / f"{slug}.js").write_text(data, encoding="utf-8")
         rows = report.rows_of(label)
-        about = about_methods.get(rows[0][1].method, {"summary": "", "reference": ""})
         page(
             f"methods/{slug}.html",
             "method.html",
             label=label,
             slug=slug,
             rows=rows,
-            about=about,
+            about=known_facts(rows),
             references=[
                 report.method_slugs[n] for n in REFERENCES if n in report.method_slugs and n != label
             ],
@@ -183,46 +182,32 @@ def hyperparameter_lines(rows: Sequence[tuple[Table, Row]]) -> list[dict[str, An
 
     A value that differs between tables is written with the titles of its tables.
     """
-    from flnl_bench.methods import default_methods, hyperparameters, kind_name, values_of
-    from flnl_bench.ranges import ranges_of
-
-    name = rows[0][1].method
-    registry = default_methods()
-    known = name in registry.names()  # the method of an imported run may not be installed
-    cls = registry.method_class(name) if known else None
-    kinds, ranges = (hyperparameters(cls), ranges_of(cls)) if cls else ({}, {})
-    defaults = values_of(cls()) if cls else {}
+    about = known_facts(rows)["hyperparameters"]
     written = []
     for key in dict.fromkeys(key for _, row in rows for key in row.hyperparameters):
         values: dict[str, list[str]] = {}
         for table, row in rows:
             if key in row.hyperparameters:
                 values.setdefault(str(shown(row.hyperparameters[key])), []).append(table.protocol.title)
-        kind = re.sub(r"typing\.|Literal", "", kind_name(kinds[key])).replace("'", "") if key in kinds else ""
-        default = str(shown(defaults[key])) if key in defaults else ""
+        known = about.get(key, {"type": "", "default": "", "range": None})
+        kind = re.sub(r"typing\.|Literal", "", known["type"]).replace("'", "")
+        default = str(shown(known["default"]))
         several = "; ".join(f"{value} ({', '.join(titles)})" for value, titles in values.items())
         written.append(
             {
                 "name": key,
                 "value": next(iter(values)) if len(values) == 1 else several,
                 "default": default,
-                "allowed": f"{kind} {ranges.get(key, '')}".strip(),
-                "changed": key in defaults and set(values) != {default},
+                "allowed": f"{kind} {known['range'] or ''}".strip(),
+                "changed": key in about and set(values) != {default},
             }
         )
     return written
 
 
-def _about_methods() -> dict[str, Mapping[str, str]]:
-    """Return the first line of the docstring and the reference of the installed methods and variants."""
-    from flnl_bench.methods import default_methods
-
-    registry = default_methods()
-    return {
-        name: {
-            "summary": ((cls.__doc__ or "").strip().splitlines() or [""])[0],
-            "reference": cls.reference,
-        }
-        for name in registry.names()
-        for cls in (registry.method_class(name),)
-    }
+def known_facts(rows: Sequence[tuple[Table, Row]]) -> Facts:
+    """Return the facts about the method of some rows; the method of an imported run may not be installed."""
+    try:
+        return facts_of(rows[0][1].method)
+    except BadInput:
+        return {"description": "", "reference": "", "hyperparameters": {}}

@@ -47,7 +47,7 @@ LARGEST_MEMBER = {
 LARGEST_LINE = MB // 8  # of the record of a run
 LARGEST_DICTIONARY = 128 * MB  # memory of the decompressor
 LARGEST_ARCHIVE = 1_000_000
-_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "pb": 0, "lc": 4, "lp": 0}]  # 1 % smaller than the default
+_FILTER = {"id": lzma.FILTER_LZMA2, "preset": 9, "pb": 0, "lc": 4, "lp": 0}  # 1 % smaller than the default
 GROUP_RUNS, GROUP_SAMPLES = 64, 1 << 20  # at most in one group; a single run may have more samples
 _ANY_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same runs give the same bytes
 F_SCORE = ("sieve_precision", "sieve_recall", "sieve_f_score")
@@ -182,7 +182,11 @@ def _add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     info = zipfile.ZipInfo(name, _ANY_TIME)
     info.external_attr = 0o644 << 16
-    archive.writestr(info, lzma.compress(data, filters=_FILTERS) if name.endswith(".xz") else data)
+    if name.endswith(".xz"):
+        # The preset's dictionary of 64 MB is filled with zeros for every member.
+        dictionary = min(64 * MB, 1 << max(12, len(data).bit_length()))
+        data = lzma.compress(data, filters=[{**_FILTER, "dict_size": dictionary}])
+    archive.writestr(info, data)
 
 
 # -- reading -----------------------------------------------------------------------------------------

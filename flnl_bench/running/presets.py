@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -66,8 +67,12 @@ def load_preset(name: str) -> Preset:
         return _read_own(Path(name).expanduser())
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    where = f"{name}.toml"
-    return _parse(name, where, tomllib.loads((files(__package__) / where).read_text(encoding="utf-8")))
+    return _shipped(name, (files(__package__) / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache  # a suite asks thousands of times
+def _shipped(name: str, content: str) -> Preset:
+    return _parse(name, f"{name}.toml", tomllib.loads(content))
 
 
 def _read_own(path: Path) -> Preset:
