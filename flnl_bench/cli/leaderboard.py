@@ -13,6 +13,7 @@ from flnl_bench.cli.results import Folder, WithPublished, note_unfinished, warn_
 from flnl_bench.cli.runs import RUNS
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.formats import FORMATS, choose_format
+from flnl_bench.results.run_record import METRICS
 
 COMPARED, OUTPUT = "What is compared", "Output"
 FORMAT_HELP = ", ".join(f"{known.name} ({known.help})" for known in FORMATS.values())
@@ -116,7 +117,8 @@ def leaderboard_command(
     check_metric(metric)
     if folder != RUNS:  # without a given folder, there may be no own runs
         pandas_api.check_folder(folder)
-    results = pandas_api.load_results(folder, with_published=with_published)
+    whole = metric != METRICS[0]
+    results = pandas_api.load_results(folder, with_published=with_published, whole=whole)
     warn_files(results.problems)
     note_unfinished(Counter(results.unfinished.values()), "counted")
     board = pandas_api.leaderboard(

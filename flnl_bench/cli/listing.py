@@ -242,7 +242,7 @@ def list_runs(
 
     if folder != RUNS or not with_published:
         check_folder(folder)
-    results = load_results(folder, with_published=with_published)
+    results = load_results(folder, with_published=with_published, whole=False)
     records = results.records
     warn_files(results.problems, "not listed: ")
     if not records:

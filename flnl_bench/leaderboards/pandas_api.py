@@ -91,18 +91,21 @@ class Results:
         return f"<Results of {self.folder}: {text}>"
 
 
-def load_results(folder: str | os.PathLike[str], *, with_published: bool = False) -> Results:
+def load_results(
+    folder: str | os.PathLike[str], *, with_published: bool = False, whole: bool = True
+) -> Results:
     """Read the run.json of every run below a folder; `.runs` and `.rounds` are frames of the finished runs.
 
     Args:
         folder: a results folder; with published runs it may be missing.
         with_published: add the runs that this package ships, except for those that the folder has, too.
+        whole: compare the whole summary of each run with its rounds; else only last10, which is quicker.
     """
     require(isinstance(folder, str | os.PathLike), "folder", repr(folder), "the path of a results folder")
     folder = Path(folder)
     if not with_published:
         check_folder(folder)
-    records, problems = read_runs(folder) if folder.is_dir() else ([], {})
+    records, problems = read_runs(folder, whole=whole) if folder.is_dir() else ([], {})
     if with_published:
         own = {record.identity for record in records if record.done}
         published, unreadable = published_runs()
@@ -249,7 +252,7 @@ def leaderboard(
             "paired differences need a metric with one number per run: leave out --against or cost"
         )
     if isinstance(source, str | os.PathLike):
-        source = load_results(source)
+        source = load_results(source, whole=metric != METRICS[0])
     if isinstance(source, Results):
         records, problems, where = source.records, source.problems, f"below {source.folder}"
     else:

@@ -186,6 +186,18 @@ class RunRecord:
         """The highest test accuracy, in percent."""
         return self.summary.best if self.summary else None
 
+    def check_last10(self) -> None:
+        """Compare mean and divergence with the last rounds alone; a ValueError names a difference."""
+        rounds = self.result().rounds
+        rows = read_last_rounds(self.folder, min(LAST, rounds))
+        if len(rows) < min(LAST, rounds) or rows[-1]["round"] != rounds - 1:
+            raise ValueError(f"rounds.jsonl does not hold all rounds ({rounds})")
+        computed = summarise_last([row["accuracy"] for row in rows])
+        if computed is None or not math.isclose(computed, self.last10 or 0.0, rel_tol=1e-9):
+            raise ValueError(f"summary.last10 is {self.last10}, but its rounds give {computed}")
+        if _diverged(rows) is not None and not self.diverged:
+            raise ValueError("summary.diverged is unknown, but a loss of its last rounds is not finite")
+
     def confirmed(self, rows: Sequence[Mapping[str, Any]]) -> Summary:
         """Compute the summary of a finished run from its rounds; a ValueError names a difference."""
         stored = self.result()
@@ -356,8 +368,8 @@ def read_rounds(folder: Path) -> list[RoundRow]:
     return rows
 
 
-def read_last_round(folder: Path) -> RoundRow | None:
-    """Read the last complete line of a run's rounds, without reading the others."""
+def read_last_rounds(folder: Path, count: int = 1) -> list[RoundRow]:
+    """Read the last complete lines of a run's rounds, without reading the others."""
     path, length = folder / ROUNDS_FILE, _TAIL
     try:
         size = path.stat().st_size
@@ -365,13 +377,18 @@ def read_last_round(folder: Path) -> RoundRow | None:
             while True:
                 file.seek(max(0, size - length))
                 lines = file.read().split(b"\n")[:-1]  # behind the last line end: nothing, or half a line
-                if len(lines) > 1 or length >= size:  # the first line may be half of one, too
+                if len(lines) > count or length >= size:  # the first line may be half of one, too
                     break
                 length *= 16
-        row: RoundRow = json.loads(lines[-1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return row if _is_round(row) else None
+        rows = [json.loads(line) for line in lines[-count:]]
+    except (OSError, ValueError):
+        return []
+    return rows if all(map(_is_round, rows)) else []
+
+
+def read_last_round(folder: Path) -> RoundRow | None:
+    """Read the last complete line of a run's rounds."""
+    return next(iter(read_last_rounds(folder)), None)
 
 
 def _is_round(row: object) -> bool:

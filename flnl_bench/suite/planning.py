@@ -64,7 +64,7 @@ def plan_seeds(
     require(good, "difference", repr(difference), "a number of points above 0 and below 100")
     pilot = Path(pilot).expanduser()
     _, planned = plan_runs(suite, device, True, out=pilot)
-    tables = make_tables(load_results(pilot, with_published=True).finished)
+    tables = make_tables(load_results(pilot, with_published=True, whole=False).finished)
     plans = []
     for table in tables:
         mine = [run for run in planned if _same_protocol(run, table)]
