@@ -72,6 +72,11 @@ def load_dataset(
         # Not a field: a copy with other images, by dataclasses.replace, computes its own.
         digest = digest_of_files((dataset.train_x, dataset.test_x), files, before, progress)
         object.__setattr__(dataset, "image_digest", digest)
+    if kind.digest not in (None, dataset.true_digest):
+        raise BadInput(
+            f"the data in {place} are not {name}: their digest is {dataset.true_digest}, not {kind.digest}; "
+            "use them under a name of their own, as in --dataset npz:FILE"
+        )
     return dataset
 
 
