@@ -271,12 +271,12 @@ def _provenance(record: RunRecord) -> Any:
 # -- presets -----------------------------------------------------------------------------------------
 def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
     """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
-    from flnl_bench.data import dataset_name
+    from flnl_bench.data import section_name
     from flnl_bench.methods import default_methods
     from flnl_bench.running.presets import load_preset
     from flnl_bench.running.resolve import protocol
 
-    preset, dataset, registry = load_preset(name), dataset_name(dataset), default_methods()
+    preset, dataset, registry = load_preset(name), section_name(dataset), default_methods()
     training = dataclasses.asdict(protocol(preset, dataset, {}))
     methods = {
         name: values_with_origin(name, preset, dataset, registry)

@@ -36,11 +36,8 @@ _latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of 
 
 
 def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | None = None) -> Dataset:
-    """Load a data set; the latest one is kept in memory, unless the user's own files change."""
-    path = Path(name.partition(":")[2])
-    files = [path, *path.rglob("*")] if ":" in name else []
-    stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
-    key = (name, data_dir, tuple(stamps))
+    """Load a data set; the latest one is kept in memory."""
+    key = (name, data_dir)
     if key not in _latest:
         _latest.clear()
         _latest[key] = load_dataset(name, data_dir, progress)

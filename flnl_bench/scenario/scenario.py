@@ -13,6 +13,7 @@ import numpy as np
 
 from flnl_bench.data import load_dataset
 from flnl_bench.data.dataset import Dataset, LoadProgress
+from flnl_bench.data.own_files import locate
 from flnl_bench.errors import BadInput
 from flnl_bench.random_streams import stream
 from flnl_bench.registry import call
@@ -178,8 +179,9 @@ def draw_scenario(
 def stage(
     dataset: Dataset, setting: str, data_dir: Path | None = None, progress: LoadProgress | None = None
 ) -> Dataset:
-    """Add the pool of images that open-set noise needs; for other settings, return the data set unchanged."""
+    """Find the files that a setting names, and add the pool of images that open-set noise needs."""
     noise = parse_setting(setting)
+    locate(noise.name, data_dir)
     if noise.kind.stage is None or dataset.pool is not None:
         return dataset
     load = partial(load_dataset, data_dir=data_dir, progress=progress)
