@@ -153,7 +153,7 @@ def test_missing_data_say_where_they_were_looked_for_and_nothing_else(tmp_path, 
 
 def test_a_download_is_tried_only_if_the_files_are_not_there(tmp_path, monkeypatch, few_images):
     few_images(40, 20)
-    monkeypatch.setattr(downloads, "SOURCES", {"CIFAR10": downloads.Source("https://nowhere/", {})})
+    monkeypatch.setattr(downloads, "SOURCES", {"CIFAR10": downloads.DownloadSource("https://nowhere/", {})})
     asked = []
 
     def fetch(kind, root, *, download):

@@ -9,11 +9,14 @@ import zipfile
 import numpy as np
 import pytest
 from command_line import flnl, tiny
+from suite_grids import grid_of
 
 from flnl_bench.data import dataset_name, load_dataset
 from flnl_bench.data.own_files import own_name, own_path
 from flnl_bench.errors import BadInput, MissingData
+from flnl_bench.running.resolve import prepare
 from flnl_bench.scenario import parse_setting
+from flnl_bench.suite.scheduler import worker_arguments
 from flnl_bench.verification import verify
 
 
@@ -136,3 +139,14 @@ def test_a_name_that_is_no_file_gives_one_line(tmp_path, monkeypatch, name, says
     with pytest.raises((BadInput, MissingData), match=says) as error:
         load_dataset(name, tmp_path / "none")
     assert "\n" not in str(error.value)
+
+
+def test_a_worker_in_another_folder_reads_relative_files(tmp_path, monkeypatch, forget):
+    save(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    text = 'settings = ["matrix-1.0,file=T.csv@web"]\ndatasets = ["npz:shapes.npz"]\nmethods = ["fedavg"]\n'
+    (planned,) = grid_of(text + "[training]\nclients = 4\nsamples = 50\n", tmp_path)
+    arguments = worker_arguments(planned, False)
+    forget()
+    monkeypatch.chdir(tmp_path)
+    assert prepare(arguments[0].options).config == planned.config

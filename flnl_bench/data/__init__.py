@@ -64,6 +64,14 @@ def section_name(name: str) -> str:
     return f"{family}:{label(Path(path.partition('@')[0]).name)}"
 
 
+def is_at_hand(name: str, data_dir: str | Path | None = None) -> bool:
+    """Return whether a data set can be loaded without a download, with the same pixels on every machine."""
+    kind = find_dataset(name)
+    if kind.takes_path:  # image files are decoded, and decoders differ
+        return kind.files is not None and own_path(name.partition(":")[2], data_dir).is_file()
+    return kind.offline or bool(kind.files and kind.files(data_root(data_dir)))
+
+
 def load_dataset(
     name: str, data_dir: str | Path | None = None, progress: LoadProgress | None = None
 ) -> Dataset:
@@ -102,6 +110,7 @@ __all__ = [
     "data_root",
     "dataset_name",
     "find_dataset",
+    "is_at_hand",
     "load_dataset",
     "section_name",
 ]

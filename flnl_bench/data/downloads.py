@@ -172,7 +172,7 @@ TORCHVISION: dict[str, TorchvisionFacts] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class DownloadSource:
     """Where the files of a torchvision class are downloaded from, over TLS."""
 
     url: str
@@ -180,12 +180,12 @@ class Source:
     folder: str = "."  # below the data folder, where torchvision looks for them
 
 
-def _idx_files(url: str, name: str, *digests: str) -> Source:
+def _idx_files(url: str, name: str, *digests: str) -> DownloadSource:
     """Return the source of a data set in the four files of MNIST."""
     parts = [
         f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
     ]
-    return Source(url, dict(zip(parts, digests, strict=True)), f"{name}/raw")
+    return DownloadSource(url, dict(zip(parts, digests, strict=True)), f"{name}/raw")
 
 
 SOURCES = {
@@ -199,15 +199,15 @@ SOURCES = {
         *("FashionMNIST", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
         *("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
-    "CIFAR10": Source(
+    "CIFAR10": DownloadSource(
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
     ),
-    "CIFAR100": Source(
+    "CIFAR100": DownloadSource(
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
     ),
-    "SVHN": Source(
+    "SVHN": DownloadSource(
         "https://ufldl.stanford.edu/housenumbers/",
         {
             "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",

@@ -10,14 +10,14 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flnl_bench.data.dataset import data_root
 from flnl_bench.data.image_digest import file_stamps, settled
 from flnl_bench.errors import BadInput, MissingData, one_line
 
-NAMED = re.compile(r"(?P<label>[\w.+-]+)@(?P<digest>[0-9a-f]{8})")
+OWN_NAME = re.compile(r"(?P<label>[\w.+-]+)@(?P<digest>[0-9a-f]{8})")
 LONGEST_LABEL = 40  # characters, because it becomes a part of the names of folders
 _places: dict[str, Path] = {}  # of the names that this process has given
 _digests: dict[str, str] = {}  # by the states of files
@@ -25,7 +25,7 @@ _digests: dict[str, str] = {}  # by the states of files
 
 def own_name(text: str) -> str:
     """Return NAME@DIGEST of a path, of PATH@NAME, or of such a name itself."""
-    if NAMED.fullmatch(text):
+    if OWN_NAME.fullmatch(text):
         return text
     path, alias = _absolute(text), ""
     if not path.exists() and (match := re.fullmatch(r"(.+)@([\w.+-]+)", text)):
@@ -42,7 +42,7 @@ def label(name: str) -> str:
 
 def own_path(name: str, data_dir: str | Path | None = None) -> Path:
     """Return where the file of NAME@DIGEST lies: at its path, or in the working folder or the data folder."""
-    match = NAMED.fullmatch(name)
+    match = OWN_NAME.fullmatch(name)
     if match is None:
         raise BadInput(f"{name!r} is not NAME@DIGEST")
     there = [path for folder in (Path(), data_root(data_dir)) for path in _called(match["label"], folder)]
@@ -58,9 +58,14 @@ def own_path(name: str, data_dir: str | Path | None = None) -> Path:
     )
 
 
+def with_paths(name: str, there: Callable[[Path], Path] = Path) -> str:
+    """Replace each NAME@DIGEST in the name of a data set or setting by PATH@NAME, for another process."""
+    return OWN_NAME.sub(lambda match: f"{there(own_path(match[0]))}@{match['label']}", name)
+
+
 def locate(setting: str, data_dir: str | Path | None) -> None:
     """Look for all files that the name of a setting names, so that its noise can be drawn."""
-    for match in NAMED.finditer(setting):
+    for match in OWN_NAME.finditer(setting):
         own_path(match[0], data_dir)
 
 
