@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import hashlib
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
 from flnl_bench.data import Dataset, load_dataset
-from flnl_bench.errors import BadInput
 from flnl_bench.methods import default_methods, values_of
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import LAST, RunRecord, ScenarioFacts, summarise
@@ -47,10 +44,11 @@ def write_run(
     label=None,
     version=1,
     code=None,
+    drawn=False,
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
-    Its scenario is the real one on digits, and invented on other data. Its hyper-parameters are those of the
+    Its scenario is invented, or the real one on digits if `drawn`. Its hyper-parameters are those of the
     preset unless given. Of a finished run, rounds.jsonl has the last rounds, which the leaderboard reads, or
     with `all_rounds` every round. The losses are not finite from the round `diverged` on. `code` has the
     digests of the code by kind, unknown if not given.
@@ -67,13 +65,18 @@ def write_run(
     ]
     for row in rows[len(rows) if diverged is None else diverged :]:
         row |= {"loss": None, "train_loss": None}
-    facts = facts_of(dataset, partition, setting, protocol.clients, seed, protocol.samples)
+    names = f"{dataset}{partition}{setting}{seed}"
+    invented = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    facts = ScenarioFacts(fingerprint or invented, protocol.clients, 1437, 0.7)
+    if drawn and dataset == "digits" and not fingerprint:
+        real = drawn_on_digits(partition, setting, protocol.clients, seed, protocol.samples)
+        facts = ScenarioFacts(real.fingerprint, protocol.clients, sum(real.sizes), real.overall)
     record = RunRecord(
         status=status,
         config=config,
         changed=dict(changed),
         label=label,
-        scenario=dataclasses.replace(facts, fingerprint=fingerprint) if fingerprint else facts,
+        scenario=facts,
         provenance={**provenance(numbers), "code": code or {}},
         started=started,
         summary=summarise(rows) if status == "done" else None,
@@ -90,16 +93,6 @@ def write_run(
 
 
 @functools.cache
-def facts_of(dataset, partition, setting, clients, seed, samples) -> ScenarioFacts:
-    """What the scenario of these names is."""
-    with contextlib.suppress(BadInput):
-        if dataset == "digits":
-            drawn = drawn_on_digits(partition, setting, clients, seed, samples)
-            return ScenarioFacts(drawn.fingerprint, clients, sum(drawn.sizes), drawn.overall)
-    names = f"{dataset}{partition}{setting}{seed}"
-    return ScenarioFacts(hashlib.blake2b(names.encode(), digest_size=8).hexdigest(), clients, 1437, 0.7)
-
-
 def drawn_on_digits(partition="iid", setting="sym-1.0", clients=35, seed=1, samples=None) -> Scenario:
     """The scenario of these names on digits."""
     return generate(digits(), partition, setting, clients, seed, samples)

@@ -32,7 +32,9 @@ FEW = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array([
 # -- the good files, and how each is read ------------------------------------------------------------
 def archive(tmp_path, damage):
     """Export a run, damage the members of the archive, and import it."""
-    run = write_run(tmp_path / "theirs", all_rounds=True, training={"rounds": 3, "clients": CLIENTS})
+    run = write_run(
+        tmp_path / "theirs", drawn=True, all_rounds=True, training={"rounds": 3, "clients": CLIENTS}
+    )
     (run / "beliefs.npz").write_bytes(npz(**BELIEFS))
     good, bad = tmp_path / "good.zip", tmp_path / "bad.zip"
     assert flnl("results", "export", tmp_path / "theirs", "-o", good).code == 0

@@ -30,7 +30,7 @@ from flnl_bench.results.importing import import_runs
 from flnl_bench.results.provenance import method_digest
 from flnl_bench.results.run_folder import RunFolder
 
-write_run = functools.partial(write_any_run, version=FedProx.version)
+write_run = functools.partial(write_any_run, version=FedProx.version, drawn=True)
 ROOT = Path(__file__).parents[1]
 
 

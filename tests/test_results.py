@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zipfile
 from collections import Counter
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 from command_line import flnl, rounds_of, tiny
 from forged_archives import members_of, with_part, write_members
-from synthetic_runs import write_run
+from synthetic_runs import write_run as write_any_run
 
 from flnl_bench.results.archive import Archive
 from flnl_bench.results.importing import import_runs
+
+write_run = functools.partial(write_any_run, drawn=True)
 
 
 @pytest.fixture
