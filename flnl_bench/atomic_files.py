@@ -36,12 +36,9 @@ def replacing(path: Path) -> Iterator[Path]:
     sweep_parts(path.parent, path.name)
     partial = part_of(path)
     try:
-        yield partial
-        os.replace(partial, path)
-    except OSError as error:
-        if error.filename == str(partial):
-            error.filename, error.filename2 = str(path), None
-        raise
+        with _named(path, partial):
+            yield partial
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -52,11 +49,23 @@ def partial_folder(path: Path) -> Iterator[Path]:
     sweep_parts(path.parent, path.name)
     partial = part_of(path)
     shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number
-    partial.mkdir(parents=True)
     try:
-        yield partial
+        with _named(path, partial):
+            partial.mkdir(parents=True)
+            yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _named(path: Path, partial: Path) -> Iterator[None]:
+    """Let an OSError without a path, or about the partial file or folder, name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and (not error.filename or str(error.filename).startswith(str(partial))):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def part_of(path: Path, pid: int | None = None) -> Path:

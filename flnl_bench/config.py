@@ -121,6 +121,8 @@ class RunConfig:
         path_part(self.setting.partition(",")[0], "setting")
         path_part(self._setting_folder, "setting")
         path_part(self._data_folder, "dataset")
+        for name in ("dataset", "setting"):
+            require("/" not in getattr(self, name), name, getattr(self, name), "a name without a path")
 
     @property
     def place(self) -> PurePath:
@@ -130,12 +132,12 @@ class RunConfig:
 
     @property
     def _data_folder(self) -> str:
-        """The data set, which may contain a path, as the name of a folder."""
+        """The data set as the name of a folder."""
         return _as_folder(self.dataset.replace(":", "-"))
 
     @property
     def _setting_folder(self) -> str:
-        """The setting, which may contain paths, as the name of a folder."""
+        """The setting as the name of a folder."""
         return _as_folder(self.setting.replace(":", "_"))[:100]
 
     def as_dict(self) -> dict[str, Any]:

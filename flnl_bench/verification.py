@@ -256,9 +256,9 @@ def _runner_of(record: RunRecord, data_dir: Path | None) -> Runner:
     from flnl_bench.engine.devices import choose_devices
     from flnl_bench.methods import default_methods
     from flnl_bench.running.options import RunOptions
-    from flnl_bench.running.resolve import cached_dataset, generate
+    from flnl_bench.running.resolve import cached_dataset
     from flnl_bench.running.runner import Runner
-    from flnl_bench.scenario import dress, stage
+    from flnl_bench.scenario import dress, generate, stage
 
     config, training = record.config, record.config.training
     if record.numbers != NUMBERS_VERSION:

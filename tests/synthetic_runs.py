@@ -8,10 +8,12 @@ import hashlib
 from pathlib import Path
 
 from flnl_bench.config import NUMBERS_VERSION, RunConfig
+from flnl_bench.data import Dataset, load_dataset
 from flnl_bench.methods import default_methods, values_of
 from flnl_bench.results.run_folder import RunFolder, rounds_text
 from flnl_bench.results.run_record import RunRecord, ScenarioFacts, Summary, summarise
 from flnl_bench.running.presets import load_preset
+from flnl_bench.scenario import Scenario, generate
 
 SEEDS = (1, 13, 42)
 preset_of = functools.cache(load_preset)
@@ -42,11 +44,13 @@ def write_run(
     label=None,
     version=1,
     code=None,
+    drawn=False,
 ) -> Path:
     """One run: `accuracy` in the last ten rounds, `best` (or the same) in the first.
 
-    Its hyper-parameters are those of the preset unless given. The losses are not finite from the round
-    `diverged` on. `code` has the digests of the code by kind, unknown if not given.
+    Its scenario is invented, or the real one on digits if `drawn`. Its hyper-parameters are those of the
+    preset unless given. The losses are not finite from the round `diverged` on. `code` has the digests of the
+    code by kind, unknown if not given.
     """
     named = preset_of(preset).name
     protocol = preset_of(preset).training(dataset, **(training or {}))
@@ -56,13 +60,18 @@ def write_run(
     )
     best = accuracy if best is None else best
     summary, text = rounds_of(protocol.rounds, best, accuracy, diverged)
-    drawn = hashlib.blake2b(f"{dataset}{partition}{setting}{seed}".encode(), digest_size=8).hexdigest()
+    names = f"{dataset}{partition}{setting}{seed}"
+    invented = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+    facts = ScenarioFacts(fingerprint or invented, protocol.clients, 1437, 0.7)
+    if drawn and dataset == "digits" and not fingerprint:
+        real = drawn_on_digits(partition, setting, protocol.clients, seed, protocol.samples)
+        facts = ScenarioFacts(real.fingerprint, protocol.clients, sum(real.sizes), real.overall)
     record = RunRecord(
         status=status,
         config=config,
         changed=dict(changed),
         label=label,
-        scenario=ScenarioFacts(fingerprint or drawn, protocol.clients, 1437, 0.7),
+        scenario=facts,
         provenance={**provenance(numbers), "code": code or {}},
         started=started,
         summary=summary if status == "done" else None,
@@ -92,6 +101,17 @@ def with_rounds(path: Path, rows: list[dict]) -> None:
     record = folder.read()
     folder.rewrite_rounds(rows)
     folder.write(dataclasses.replace(record, summary=record.summary and summarise(rows)))
+
+
+@functools.cache
+def drawn_on_digits(partition="iid", setting="sym-1.0", clients=35, seed=1, samples=None) -> Scenario:
+    """The scenario of these names on digits."""
+    return generate(digits(), partition, setting, clients, seed, samples)
+
+
+@functools.cache
+def digits() -> Dataset:
+    return load_dataset("digits")
 
 
 @functools.cache

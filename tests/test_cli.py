@@ -287,7 +287,7 @@ def test_version():
 
 
 def test_commands_that_only_read_import_no_torch(tmp_path):
-    one, other = (str(write_run(tmp_path / "runs", name, all_rounds=True)) for name in ("fedavg", "fedgr"))
+    one, other = (str(write_run(tmp_path / "runs", name)) for name in ("fedavg", "fedgr"))
     lists = ("methods", "datasets", "settings", "partitions", "models", "presets", "suites", "trackers")
     commands = [
         *(["list", kind] for kind in lists),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import io
 import pickle
 import subprocess
 import sys
@@ -32,8 +36,9 @@ def cifar_arrays(classes: int = 10, train: int = 40, test: int = 20) -> dict[str
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, few_images):
     """A data folder with a small cifar10.npz."""
+    few_images(40, 20)
     np.savez(tmp_path / "cifar10.npz", **cifar_arrays())
     return tmp_path
 
@@ -93,6 +98,27 @@ def test_another_data_set_under_the_name_of_cifar_is_refused(root):
         load_dataset("cifar10", root)
 
 
+def test_a_part_of_cifar_under_its_name_is_refused(root, few_images):
+    few_images(50_000, 10_000)
+    with pytest.raises(BadInput, match=r"not cifar10, which has 50000 train .* not 40 train and 20 test"):
+        load_dataset("cifar10", root)
+
+
+@pytest.mark.parametrize("part", ["train_x", "test_y"])
+def test_other_content_under_the_name_of_cifar_is_refused(root, monkeypatch, part):
+    digest = load_dataset("cifar10", root).digest
+    np.savez(root / "cifar10n_labels.npz", **human_labels())
+    for name in ("cifar10", "cifar10n"):
+        monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], digest=digest))
+        assert load_dataset(name, root).true_digest == digest
+    arrays = cifar_arrays()
+    arrays[part][:2] = arrays[part][1::-1]
+    np.savez(root / "cifar10.npz", **arrays)
+    for name in ("cifar10", "cifar10n"):
+        with pytest.raises(BadInput, match=f"are not {name}: their digest is .*npz:FILE"):
+            load_dataset(name, root)
+
+
 def test_cifar100_errors_stay_in_groups_of_five():
     assert list(CIFAR100_CLASSES) == sorted(CIFAR100_CLASSES)
     assert len(set(CIFAR100_CLASSES)) == 100
@@ -107,11 +133,11 @@ def test_cifar100_errors_stay_in_groups_of_five():
 
 
 def test_missing_data_say_where_they_were_looked_for_and_nothing_else(tmp_path, monkeypatch, capsys):
-    def offline(kind, root, *, download):
+    def offline(url, timeout):
         print("chatter of the library")
         raise OSError("no network\nat all")
 
-    monkeypatch.setattr(downloads, "fetch", offline)
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(MissingData) as error:
         load_dataset("svhn", tmp_path)
     message = str(error.value)
@@ -125,7 +151,9 @@ def test_missing_data_say_where_they_were_looked_for_and_nothing_else(tmp_path, 
     assert output.err == f"downloading svhn to {tmp_path} …\n"
 
 
-def test_a_download_is_tried_only_if_the_files_are_not_there(tmp_path, monkeypatch):
+def test_a_download_is_tried_only_if_the_files_are_not_there(tmp_path, monkeypatch, few_images):
+    few_images(40, 20)
+    monkeypatch.setattr(downloads, "SOURCES", {"CIFAR10": downloads.DownloadSource("https://nowhere/", {})})
     asked = []
 
     def fetch(kind, root, *, download):
@@ -137,6 +165,45 @@ def test_a_download_is_tried_only_if_the_files_are_not_there(tmp_path, monkeypat
     monkeypatch.setattr(downloads, "fetch", fetch)
     assert len(load_dataset("cifar10", tmp_path).train_y) == 40
     assert asked == [False, True]
+
+
+class Answer(io.BytesIO):
+    url = "https://nowhere/file"
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "says"),
+    [
+        ("https://nowhere/file", b"right", None),
+        ("https://nowhere/file", b"wrong", "the MD5 of https://nowhere/file is 2bda2998d9b0"),
+        ("http://nowhere/file", b"right", "leads to http://nowhere/file, which is not https"),
+    ],
+)
+def test_a_download_comes_over_tls_and_is_checked(tmp_path, monkeypatch, url, content, says):
+    answer = Answer(content)
+    answer.url = url
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: answer)
+    right = hashlib.md5(b"right").hexdigest()
+    refused = pytest.raises(OSError, match=says) if says else contextlib.nullcontext()
+    with refused:
+        downloads.retrieve("https://nowhere/file", tmp_path / "new" / "file", right)
+        assert (tmp_path / "new" / "file").read_bytes() == b"right"
+
+
+def test_the_sources_are_those_of_torchvision_over_tls(tmp_path):
+    from torchvision import datasets
+
+    def theirs(name):
+        kind = getattr(datasets, name)
+        if name == "SVHN":
+            return {file: md5 for _, file, md5 in (kind.split_list["train"], kind.split_list["test"])}
+        return dict(getattr(kind, "resources", None) or [(kind.filename, kind.tgz_md5)])
+
+    for name, source in downloads.SOURCES.items():
+        assert source.files == theirs(name)
+        assert source.url.startswith("https://")
+        assert source.folder == (f"{name}/raw" if "MNIST" in name else ".")
+    assert {facts.torchvision for facts in downloads.TORCHVISION.values()} == {*downloads.SOURCES}
 
 
 HUMAN = ("aggre", "worse", "random1", "random2", "random3")

@@ -13,22 +13,26 @@ import pytest
 from command_line import flnl
 from forged_archives import DATA, LAYOUT, LINE, PARTS, members_of, npz, with_part, write_members
 from suite_grids import GOOD, TINY, grid_of
-from synthetic_runs import write_run
+from synthetic_runs import drawn_on_digits, write_run
 
+from flnl_bench.api import Beliefs
 from flnl_bench.data import dataset_name, downloads, load_dataset
 from flnl_bench.errors import BadInput, MissingData
 from flnl_bench.input_files import parse_json, read_npz
+from flnl_bench.results.diagnostics import belief_arrays
 from flnl_bench.scenario import check_dataset, draw_scenario, load_scenario, save_scenario
 from flnl_bench.testing import toy_dataset
 
 SAMPLES, CLIENTS = 1437, 20  # of the run in the archive
-BELIEFS = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array(["clean"] * CLIENTS)}
+SCENARIO = drawn_on_digits(clients=CLIENTS)
+BELIEFS = belief_arrays({0: Beliefs(), 7: Beliefs()}, SCENARIO)
+FEW = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array(["clean"] * CLIENTS)}
 
 
 # -- the good files, and how each is read ------------------------------------------------------------
 def archive(tmp_path, damage):
     """Export a run, damage the members of the archive, and import it."""
-    run = write_run(tmp_path / "theirs", training={"rounds": 3, "clients": CLIENTS})
+    run = write_run(tmp_path / "theirs", drawn=True, training={"rounds": 3, "clients": CLIENTS})
     (run / "beliefs.npz").write_bytes(npz(**BELIEFS))
     good, bad = tmp_path / "good.zip", tmp_path / "bad.zip"
     assert flnl("results", "export", tmp_path / "theirs", "-o", good).code == 0
@@ -117,6 +121,11 @@ def added(name):
 
 
 def belief(**changes):
+    return content("beliefs.npz", npz(**{**FEW, **changes}))
+
+
+def forged(**changes):
+    """Beliefs that fit each other, but not the scenario."""
     return content("beliefs.npz", npz(**{**BELIEFS, **changes}))
 
 
@@ -284,6 +293,22 @@ TABLE = [
         f"{SAMPLES + 1} samples and {CLIENTS} clients, but",
     ),
     (archive, content("beliefs.npz", npz(row=np.arange(5))), "lacks the array noise_kind"),
+    # Facts and labels that are not those of the scenario.
+    (archive, value("scenario.noise_ratio", -5.0), "its noise ratio is -5.0, not a share from 0 to 1"),
+    (archive, value("scenario.noise_ratio", 0.3), "the noise ratio 0.3, but its configuration gives"),
+    (archive, value("scenario.noise_ratio", None), "the noise ratio None, but its configuration gives"),
+    (archive, value("scenario.clients", 10**9), "has 1000000000 clients, and its protocol 20"),
+    (archive, value("scenario.samples", 5), "its scenario has 5 samples"),
+    (archive, value("scenario.samples", 500), "but its configuration gives 1437"),
+    (archive, value("scenario.fingerprint", "0" * 16), "is 0000000000000000, but its configuration gives"),
+    (archive, value("scenario.fingerprint", "<b>"), "is '<b>', not 16 hexadecimal digits"),
+    (archive, forged(true=BELIEFS["given"]), "true in beliefs.npz is not that of its scenario"),
+    (archive, forged(given=BELIEFS["true"]), "given in beliefs.npz is not that of its scenario"),
+    (archive, forged(row=BELIEFS["row"][::-1]), "row in beliefs.npz is not that of its scenario"),
+    (archive, forged(client=BELIEFS["client"] + CLIENTS), "has clients that its scenario lacks"),
+    (archive, forged(realised_ratio=np.zeros(CLIENTS)), "realised_ratio in beliefs.npz is not"),
+    (archive, forged(noise_kind=np.array(["clean"] * CLIENTS)), "noise_kind in beliefs.npz is not"),
+    (archive, belief(), "in beliefs.npz is not that of its scenario"),
     # Scenarios whose parts do not fit each other or the data set.
     (scenario, fields(lambda s: {"true": s.given}), ""),
     (scenario, fields(lambda s: {"given": s.true}), ""),
@@ -382,8 +407,9 @@ def test_transitions_of_very_many_classes_are_left_out(tmp_path):
 
 def test_the_same_file_is_one_data_set_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.npz").write_text("x")
     names = {dataset_name(f"npz:{path}") for path in ("x.npz", "./a/../x.npz", tmp_path / "x.npz")}
-    assert names == {f"npz:{tmp_path / 'x.npz'}"}
+    assert names == {"npz:x.npz@2d711642"}
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -392,13 +418,12 @@ def test_a_download_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, ther
     if there:
         root.mkdir(parents=True)
 
-    def fails(kind, folder, *, download):
-        if download:
-            (folder / "raw").mkdir()
-            (folder / "raw" / "half").write_text("half")
+    def fails(url, target, md5):
+        target.parent.mkdir(parents=True)
+        target.write_text("half")
         raise OSError("offline")
 
-    monkeypatch.setattr(downloads, "fetch", fails)
+    monkeypatch.setattr(downloads, "retrieve", fails)
     with pytest.raises(MissingData, match="offline"):
         load_dataset("mnist", root)
     assert list(tmp_path.rglob("*")) == ([root.parent, root] if there else [])

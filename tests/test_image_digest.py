@@ -172,7 +172,8 @@ def test_without_a_writable_cache_folder_the_digest_is_computed_each_time(save, 
     assert hashed == [450, 450]
 
 
-def test_human_labels_share_the_digest_of_their_images(tmp_path, cache, hashed):
+def test_human_labels_share_the_digest_of_their_images(tmp_path, cache, hashed, few_images):
+    few_images(40, 40)
     rng, labels = np.random.default_rng(0), np.arange(40) % 10
     images = rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "cifar10.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)

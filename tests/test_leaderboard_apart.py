@@ -346,7 +346,6 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path, more, words):
     [
         ("setting", "sym-1.0", "sym-1"),
         ("partition", "dir-0.3", "dir-.30"),
-        ("dataset", "npz:/data/mine.npz", "npz:/data/../data/mine.npz"),
     ],
 )
 def test_a_name_may_be_written_in_every_way_that_run_understands(tmp_path, attribute, recorded, asked):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -12,6 +13,7 @@ import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
+from flnl_bench.atomic_files import partial_folder, replacing
 from flnl_bench.leaderboards.formats import FORMATS
 
 GRID = {
@@ -221,6 +223,21 @@ def test_output_replaces_a_file_only_with_force(folder, tmp_path):
     assert f"{file} exists already; choose another file, or replace it with --force" in done.errors[-1]
     assert flnl("leaderboard", folder, "-o", file, "--force").code == 0
     assert file.read_text() != "mine"
+
+
+def test_output_never_replaces_a_pipe_or_device(folder, tmp_path):
+    pipe = tmp_path / "pipe.md"
+    os.mkfifo(pipe)
+    done = flnl("leaderboard", folder, "-o", pipe, "--force")
+    assert (done.code, done.errors[-1]) == (2, f"flnl-bench: {pipe} is a device or pipe; --output is a file")
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("writing", [replacing, partial_folder])
+def test_a_full_disk_names_the_file_or_folder_that_was_asked_for(tmp_path, writing):
+    with pytest.raises(OSError, match="No space left") as caught, writing(tmp_path / "out"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "out")
 
 
 def test_output_into_a_missing_folder_is_refused(folder, tmp_path):

@@ -160,7 +160,7 @@ def test_the_path_in_a_setting_is_no_path_of_the_file(tmp_path):
         partition="iid", setting=setting, out=tmp_path / "o", device="cpu", **SMALL | {"rounds": 1}
     )
     (file,) = (tmp_path / "o").glob("*.json")
-    assert file.name.startswith("digits-iid-matrix-1.0,file=_")
+    assert file.name.startswith("digits-iid-matrix-1.0,file=T.csv_")
     assert json.loads(file.read_text())["rows"] == [
         {name: row[name] for name in ("model", "round", "client", "memorised", "accuracy")}
         for row in seen.rows

@@ -23,6 +23,7 @@ from flnl_bench.scenario import (
     draw_scenario,
     dress,
     load_scenario,
+    parse_setting,
     save_scenario,
     scenario_summary,
     stage,
@@ -256,7 +257,7 @@ def test_saved_beliefs_tell_open_images():
 def test_a_run_goes_from_a_setting_and_from_its_exported_scenario_to_the_same_rounds(tmp_path, pool_file):
     for setting in ("open-1.0,pool=classes:7+8+9,omega=0.5", f"open-0.5,pool=npz:{pool_file}"):
         first = flnl(*tiny(tmp_path / "runs", "--json", setting=setting)).json
-        assert first["setting"] == setting
+        assert first["setting"] == parse_setting(setting).name
         rows = rounds_of(first["run_dir"])
         assert {"memorised", "memorised_open"} <= rows[-1]["diagnostics"].keys()
         options = ["--setting", setting, "--clients", 4, "--samples", 200]

@@ -15,20 +15,22 @@ import numpy as np
 import pytest
 from command_line import flnl
 from flnl_methods.fedprox import FedProx
-from synthetic_runs import with_rounds
+from synthetic_runs import drawn_on_digits, with_rounds
 from synthetic_runs import write_run as write_any_run
 
 from benchmarks import pages, publish
+from flnl_bench.api import Beliefs
 from flnl_bench.cli.outcome import as_object
 from flnl_bench.leaderboards.pandas_api import leaderboard, load_results
 from flnl_bench.results import published
 from flnl_bench.results.archive import export_runs
 from flnl_bench.results.beliefs import write_beliefs
+from flnl_bench.results.diagnostics import belief_arrays
 from flnl_bench.results.importing import import_runs
 from flnl_bench.results.provenance import method_digest
 from flnl_bench.results.run_folder import RunFolder
 
-write_run = functools.partial(write_any_run, version=FedProx.version)
+write_run = functools.partial(write_any_run, version=FedProx.version, drawn=True)
 ROOT = Path(__file__).parents[1]
 
 
@@ -48,23 +50,16 @@ def shipped(tmp_path, monkeypatch):
 
 def beliefs(clients, seed):
     """All arrays that a run can have."""
-    rng, labels = np.random.default_rng(seed), np.arange(7) % 3
-    return {
-        "client": np.sort(rng.integers(0, clients, 7)),
-        "row": rng.permutation(7),
-        "given": labels,
-        "true": np.roll(labels, 1),
-        "clean": np.array([1, 0, -1, 1, 1, 0, 1], np.int8),
-        "clean_probability": rng.random(7).astype(np.float32),
-        "losses": np.array([0.1, np.nan, np.inf, 1e30, -0.0, 2, 3], np.float32),
-        "labels": np.roll(labels, 1),
-        "pseudo_labels": rng.integers(-1, 3, 7),
-        "noise_kind": np.array(["clean", "sym"] * clients)[:clients],
-        "nominal_ratio": rng.random(clients),
-        "estimated_ratio": np.full(clients, np.nan),
+    scenario = drawn_on_digits(clients=clients, seed=seed)
+    of_scenario = belief_arrays({0: Beliefs(), 3: Beliefs()}, scenario)
+    rng, size = np.random.default_rng(seed), len(of_scenario["row"])
+    return of_scenario | {
+        "clean": np.resize(np.array([1, 0, -1, 1, 1, 0, 1], np.int8), size),
+        "clean_probability": rng.random(size).astype(np.float32),
+        "losses": np.resize(np.array([0.1, np.nan, np.inf, 1e30, -0.0, 2, 3], np.float32), size),
+        "labels": np.roll(of_scenario["given"], 1),
+        "pseudo_labels": rng.integers(-1, 3, size),
         "noisy_client": np.zeros(clients, np.int8),
-        "realised_ratio": rng.random(clients),
-        "transitions": rng.integers(0, 9, (clients, 3, 3)),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zipfile
 from collections import Counter
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 from command_line import flnl, rounds_of, tiny
 from forged_archives import members_of, with_part, write_members
-from synthetic_runs import write_run
+from synthetic_runs import write_run as write_any_run
 
 from flnl_bench.results.archive import Archive
 from flnl_bench.results.importing import import_runs
+
+write_run = functools.partial(write_any_run, drawn=True)
 
 
 @pytest.fixture
@@ -270,3 +273,16 @@ def test_an_import_reads_each_file_a_fixed_number_of_times(tmp_path, monkeypatch
     (few, listings), (many, listings_of_many) = opens(range(2)), opens(range(12))
     assert many - few == 10 * 4  # both files of a group to check it, and to write its runs
     assert listings == listings_of_many
+
+
+def test_an_import_says_which_scenarios_it_could_not_draw_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLNL_DATA", str(tmp_path))
+    for dataset, seed in (("cifar10", 1), ("cifar10", 2), ("digits", 1), ("npz:x.npz@01234567", 1)):
+        write_run(tmp_path / "theirs", dataset=dataset, seed=seed, training={"rounds": 2})
+    assert flnl("results", "export", tmp_path / "theirs", "-o", tmp_path / "a.zip").code == 0
+    done = flnl("results", "import", tmp_path / "a.zip", "--out", tmp_path / "mine", "--json")
+    assert (done.json["imported"], done.json["unchecked"]) == (4, 3)
+    assert done.errors[0] == (
+        "flnl-bench: the scenarios of 2 runs were not checked: cifar10 is not in the data folder"
+    )
+    assert "1 runs were not checked: MissingData: no x.npz with the digest 01234567" in done.errors[1]

@@ -162,7 +162,13 @@ def test_a_forgery_is_noticed_by_verify_and_by_the_table(forge, honest_table, tm
     done = flnl("verify", target)
     assert done.code == 1
     assert re.search(verify_says, plain(done))
-    board = flnl("leaderboard", "--metric", "best", *([out] if out.exists() else []), *(["--with-published"] if more else []))
+    board = flnl(
+        "leaderboard",
+        "--metric",
+        "best",
+        *([out] if out.exists() else []),
+        *(["--with-published"] if more else []),
+    )
     assert re.search(table_says, plain(board))
 
 

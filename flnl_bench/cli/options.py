@@ -129,6 +129,8 @@ def check_output(path: Path, force: bool) -> None:
     """Refuse an existing file unless it may be replaced, and a folder that does not exist."""
     if path.is_dir():
         raise BadInput(f"{path} is a folder; --output is a file")
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path} is a device or pipe; --output is a file")
     if path.exists() and not force:
         raise BadInput(f"{path} exists already; choose another file, or replace it with --force")
     if not path.parent.is_dir():

@@ -50,6 +50,7 @@ def export_results(
 def import_results(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `results export` wrote.")],
     out: Annotated[Path, option(options.FILES, "DIR", "Results folder.", "--out")] = RUNS,
+    data_dir: options.DataDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Add the runs of an exported file to a results folder; nothing is overwritten."""
@@ -57,14 +58,17 @@ def import_results(
     from flnl_bench.results.published import dispute, with_counterparts
     from flnl_bench.results.run_record import read_record
 
-    imported = import_runs(file, out)
+    imported = import_runs(file, out, data_dir)
     warn_files(imported.refused, "not imported: ")
+    for why, count in imported.unchecked.most_common(NAMED):
+        note(f"the scenarios of {count} runs were not checked: {why}")
     if text := dispute(with_counterparts(map(read_record, imported.runs))):
         note(f"warning: {text}")
     counts = {
         "imported": len(imported.runs),
         "already_there": imported.duplicates,
         "not_imported": len(imported.refused),
+        "unchecked": imported.unchecked.total(),
     }
     if as_json:
         print_json({"file": str(file), "out": str(out), **counts})

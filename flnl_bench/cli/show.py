@@ -226,12 +226,12 @@ def _provenance(record: RunRecord) -> Any:
 # -- presets -----------------------------------------------------------------------------------------
 def show_preset(name: str, dataset: str, method: str | None, as_json: bool) -> None:
     """Print the protocol, and the hyper-parameters of one method or of all with the origin of each value."""
-    from flnl_bench.data import dataset_name
+    from flnl_bench.data import section_name
     from flnl_bench.method_facts import method_facts
     from flnl_bench.running.presets import load_preset
     from flnl_bench.running.resolve import protocol
 
-    preset, dataset = load_preset(name), dataset_name(dataset)
+    preset, dataset = load_preset(name), section_name(dataset)
     training = dataclasses.asdict(protocol(preset, dataset, {}))
     names = [method] if method else [name for name, facts in method_facts().items() if "variants" in facts]
     methods = {name: values_with_origin(name, preset, dataset) for name in names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 from flnl_bench.data.clothing import CLOTHING1M
@@ -11,7 +10,8 @@ from flnl_bench.data.dataset import Augmentation, Dataset, DatasetKind, LoadProg
 from flnl_bench.data.downloads import DIGITS, DOWNLOADED_KINDS, HUMAN_LABEL_KINDS
 from flnl_bench.data.image_digest import digest_of_files, file_stamps
 from flnl_bench.data.own import OWN_DATA_KINDS
-from flnl_bench.errors import BadInput, expect, unknown
+from flnl_bench.data.own_files import label, own_name, own_path
+from flnl_bench.errors import BadInput, MissingData, expect, unknown
 from flnl_bench.registry import Registry, call, check_entry
 
 
@@ -36,6 +36,9 @@ def find_dataset(name: str) -> DatasetKind:
     family, colon, path = name.partition(":")
     kind = DATASETS.get(family) or DATASETS.complete().get(family)
     if kind is None or (colon and not kind.takes_path):
+        for reader, fits in (("npz", name.endswith(".npz")), ("folder", Path(name).is_dir())):
+            if fits and not colon:
+                raise BadInput(f"unknown data set {name!r}; your own data are written {reader}:{name}")
         raise unknown("data set", name, (entry.form for entry in DATASETS.complete().values()))
     if kind.takes_path and not path:
         raise BadInput(f"data set {name!r} needs a path, as in {kind.form}")
@@ -47,8 +50,26 @@ def dataset_name(name: str) -> str:
     if not find_dataset(name).takes_path:
         return name
     family, _, path = name.partition(":")
-    # An absolute path: the same file has the same name in every working folder.
-    return f"{family}:{os.path.abspath(Path(path).expanduser())}"
+    try:
+        return f"{family}:{own_name(path)}"
+    except MissingData as error:
+        raise MissingData(f"data set {name!r}: {error}") from None
+
+
+def section_name(name: str) -> str:
+    """Return the name by which presets know a data set: of own data, that of the file without its folder."""
+    if not find_dataset(name).takes_path:
+        return name
+    family, _, path = name.partition(":")
+    return f"{family}:{label(Path(path.partition('@')[0]).name)}"
+
+
+def is_at_hand(name: str, data_dir: str | Path | None = None) -> bool:
+    """Return whether a data set can be loaded without a download, with the same pixels on every machine."""
+    kind = find_dataset(name)
+    if kind.takes_path:  # image files are decoded, and decoders differ
+        return kind.files is not None and own_path(name.partition(":")[2], data_dir).is_file()
+    return kind.offline or bool(kind.files and kind.files(data_root(data_dir)))
 
 
 def load_dataset(
@@ -62,7 +83,7 @@ def load_dataset(
         progress: called as (title, done, total) while a large data set is decoded.
     """
     kind, name = find_dataset(name), dataset_name(name)
-    place = Path(name.partition(":")[2]) if kind.takes_path else data_root(data_dir)
+    place = own_path(name.partition(":")[2], data_dir) if kind.takes_path else data_root(data_dir)
     files = kind.files(place) if kind.files else ()
     before = file_stamps(files)
     dataset: Dataset = call(f"data set {name!r}", kind.load, place, progress)
@@ -72,6 +93,11 @@ def load_dataset(
         # Not a field: a copy with other images, by dataclasses.replace, computes its own.
         digest = digest_of_files((dataset.train_x, dataset.test_x), files, before, progress)
         object.__setattr__(dataset, "image_digest", digest)
+    if kind.digest not in (None, dataset.true_digest):
+        raise BadInput(
+            f"the data in {place} are not {name}: their digest is {dataset.true_digest}, not {kind.digest}; "
+            "use them under a name of their own, as in --dataset npz:FILE"
+        )
     return dataset
 
 
@@ -84,5 +110,7 @@ __all__ = [
     "data_root",
     "dataset_name",
     "find_dataset",
+    "is_at_hand",
     "load_dataset",
+    "section_name",
 ]

@@ -39,6 +39,7 @@ class DatasetKind:
     # Returns the files that hold the images, from the argument of `load`. The digest of large images is kept
     # until one of these files changes. None: the digest is computed at each start.
     files: Callable[[Path], Sequence[Path]] | None = None
+    digest: str | None = None  # of the right images and true labels; other data under this name are refused
 
     @property
     def form(self) -> str:
@@ -160,13 +161,22 @@ class Dataset:
         covers. Mean, deviation and augmentation follow from the images, or they are code, which
         NUMBERS_VERSION or the recorded digest of a plugin's code identifies.
         """
-        hasher = hashlib.sha256(self.image_digest.encode())
-        for labels in (self.train_y, self.test_y):
-            hasher.update(labels.astype("<i8").tobytes())
+        hasher = self._hash_truth()
         for name in sorted(self.given):
             hasher.update(f"{name!r}".encode())
             hasher.update(self.given[name].astype("<i8").tobytes())
         return hasher.hexdigest()[:32]
+
+    @property
+    def true_digest(self) -> str:
+        """Hash all images and true labels; equal to `digest` without natural noisy labels."""
+        return self._hash_truth().hexdigest()[:32]
+
+    def _hash_truth(self) -> hashlib._Hash:
+        hasher = hashlib.sha256(self.image_digest.encode())
+        for labels in (self.train_y, self.test_y):
+            hasher.update(labels.astype("<i8").tobytes())
+        return hasher
 
     @cached_property
     def image_digest(self) -> str:

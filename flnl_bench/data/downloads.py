@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
-import socket
+import shutil
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,6 +130,7 @@ class TorchvisionFacts:
 
     help: str
     train_images: int
+    test_images: int
     torchvision: str  # the class in torchvision.datasets
     classes: tuple[str, ...]
     channels: int
@@ -136,31 +139,80 @@ class TorchvisionFacts:
     augmentation: Augmentation
     asymmetric: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # empty: the next class
     superclass: np.ndarray | None = None
+    digest: str | None = None  # of all images and labels, in torchvision's order
 
 
 _GREY = Augmentation(28, pad=2, colour=False)
 TORCHVISION: dict[str, TorchvisionFacts] = {
     "mnist": TorchvisionFacts(
-        *("70,000 grey 28×28 digits", 60_000, "MNIST", DIGIT_CLASSES),
+        *("70,000 grey 28×28 digits", 60_000, 10_000, "MNIST", DIGIT_CLASSES),
         *(1, (0.1307,), (0.3081,), replace(_GREY, flip=False)),
     ),
     "fashion-mnist": TorchvisionFacts(
-        *("70,000 grey 28×28 pieces of clothing", 60_000, "FashionMNIST", FASHION_CLASSES),
+        *("70,000 grey 28×28 pieces of clothing", 60_000, 10_000, "FashionMNIST", FASHION_CLASSES),
         *(1, (0.2860,), (0.3530,), _GREY),
+        digest="529fa95f6f7bf53a20140c99bd88debd",
     ),
     "cifar10": TorchvisionFacts(
-        *("60,000 colour 32×32 photographs", 50_000, "CIFAR10", CIFAR10_CLASSES),
+        *("60,000 colour 32×32 photographs", 50_000, 10_000, "CIFAR10", CIFAR10_CLASSES),
         *(3, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), Augmentation(32)),
         CIFAR10_ASYMMETRIC,
+        digest="56381a85e9f9d931c4dc1d927d8a472f",
     ),
     "cifar100": TorchvisionFacts(
-        *("60,000 colour 32×32 photographs", 50_000, "CIFAR100", CIFAR100_CLASSES),
+        *("60,000 colour 32×32 photographs", 50_000, 10_000, "CIFAR100", CIFAR100_CLASSES),
         *(3, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276), Augmentation(32, rotation=20.0)),
         *(CIFAR100_ASYMMETRIC, CIFAR100_ASYMMETRIC_SUPER),
     ),
     "svhn": TorchvisionFacts(
-        *("99,289 colour 32×32 house numbers", 73_257, "SVHN", DIGIT_CLASSES),
+        *("99,289 colour 32×32 house numbers", 73_257, 26_032, "SVHN", DIGIT_CLASSES),
         *(3, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), Augmentation(32, flip=False)),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class DownloadSource:
+    """Where the files of a torchvision class are downloaded from, over TLS."""
+
+    url: str
+    files: Mapping[str, str]  # name → MD5, as in torchvision, which knows no SHA-256
+    folder: str = "."  # below the data folder, where torchvision looks for them
+
+
+def _idx_files(url: str, name: str, *digests: str) -> DownloadSource:
+    """Return the source of a data set in the four files of MNIST."""
+    parts = [
+        f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    ]
+    return DownloadSource(url, dict(zip(parts, digests, strict=True)), f"{name}/raw")
+
+
+SOURCES = {
+    "MNIST": _idx_files(
+        *("https://ossci-datasets.s3.amazonaws.com/mnist/", "MNIST"),
+        *("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
+        *("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "FashionMNIST": _idx_files(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        *("FashionMNIST", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
+        *("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "CIFAR10": DownloadSource(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+    ),
+    "CIFAR100": DownloadSource(
+        "https://www.cs.toronto.edu/~kriz/",
+        {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
+    ),
+    "SVHN": DownloadSource(
+        "https://ufldl.stanford.edu/housenumbers/",
+        {
+            "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+            "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+        },
     ),
 }
 
@@ -178,6 +230,13 @@ def load_download(name: str, root: Path, progress: LoadProgress | None = None) -
     for images in (train_x, test_x):
         if images.shape[1:] != wanted:
             raise BadInput(f"{where} is not {name}: images must be {wanted}, not {images.shape[1:]}")
+    counts, right = (len(train_x), len(test_x)), (facts.train_images, facts.test_images)
+    if counts != right:
+        numbers = "{} train and {} test images"
+        raise BadInput(
+            f"{where} is not {name}, which has {numbers.format(*right)}, not {numbers.format(*counts)}; "
+            "use a part of it with --samples, or your own data as --dataset npz:FILE"
+        )
     classes = len(facts.classes)
     return Dataset(
         name=name,
@@ -203,7 +262,7 @@ def _through_torchvision(name: str, kind: str, root: Path) -> Arrays:
             pass
     print(f"downloading {name} to {root} …", file=sys.stderr, flush=True)
     try:
-        with _quiet(), _timeout(TIMEOUT):
+        with _quiet():
             return _download(name, kind, root)
     except Exception as error:
         raise MissingData(
@@ -217,7 +276,10 @@ def _download(name: str, kind: str, root: Path) -> Arrays:
     new_folders = [path for path in (root, *root.parents) if not path.exists()]
     try:
         with partial_folder(root / name) as temporary:
-            arrays = fetch(kind, temporary, download=True)
+            source = SOURCES[kind]
+            for file, md5 in source.files.items():
+                retrieve(source.url + file, temporary / source.folder / file, md5)
+            arrays = fetch(kind, temporary, download=True)  # only unpacks: the files are there
             for path in temporary.rglob("*"):
                 if path.is_file():
                     target = root / path.relative_to(temporary)
@@ -228,6 +290,18 @@ def _download(name: str, kind: str, root: Path) -> Arrays:
         with contextlib.suppress(OSError):  # a folder that holds the data is not empty
             for path in new_folders:
                 path.rmdir()
+
+
+def retrieve(url: str, target: Path, md5: str) -> None:
+    """Download a file over TLS and check it; torchvision would use plain http where TLS fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, target.open("wb") as file:
+        if not answer.url.startswith("https:"):
+            raise OSError(f"{url} leads to {answer.url}, which is not https")
+        shutil.copyfileobj(answer, file)
+    with target.open("rb") as file:
+        if (digest := hashlib.file_digest(file, "md5").hexdigest()) != md5:
+            raise OSError(f"the MD5 of {url} is {digest}, not {md5}")
 
 
 def fetch(kind: str, root: Path, *, download: bool) -> Arrays:
@@ -249,17 +323,6 @@ def _quiet() -> Iterator[None]:
     """Hide progress bars and messages of the library."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-@contextlib.contextmanager
-def _timeout(seconds: float) -> Iterator[None]:
-    """Limit the time without an answer: torchvision sets no limit and would wait for minutes."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 # -- human labels of CIFAR-N -------------------------------------------------------------------------
@@ -360,8 +423,9 @@ DOWNLOADED_KINDS = tuple(
         classes=len(facts.classes),
         train_images=facts.train_images,
         image_shape=(1, 28, 28) if "mnist" in name else (3, 32, 32),
-        source=f"downloaded by torchvision, or {name}.npz in the data folder",
+        source=f"downloaded, or {name}.npz in the data folder",
         files=functools.partial(_image_files, name),
+        digest=facts.digest,
     )
     for name, facts in TORCHVISION.items()
 )
@@ -375,6 +439,7 @@ HUMAN_LABEL_KINDS = tuple(
         image_shape=(3, 32, 32),
         source=f"{labels.npz} or the published {labels.published} in the data folder",
         files=functools.partial(_image_files, labels.images),
+        digest=TORCHVISION[labels.images].digest,
     )
     for name, labels in HUMAN_FILES.items()
 )

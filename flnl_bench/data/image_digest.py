@@ -78,6 +78,12 @@ def file_stamps(files: Sequence[Path]) -> FileStamps | None:
     return [[path, state.st_size, state.st_mtime_ns, state.st_ctime_ns] for path, state in states] or None
 
 
+def settled(stamps: FileStamps) -> bool:
+    """Return whether the times of files are so old that a later change would have another time."""
+    newest = max(int(moment) for _, _, *moments in stamps for moment in moments)
+    return time.time_ns() - newest >= SETTLED
+
+
 def _kept_digest(stamps: FileStamps) -> str | None:
     """Return the kept digest of the images in these files, if it was computed from the same state of them."""
     try:
@@ -90,8 +96,7 @@ def _kept_digest(stamps: FileStamps) -> str | None:
 
 def _keep_digest(stamps: FileStamps, digest: str) -> None:
     """Keep a digest for the next start; without a writable cache folder, it is computed each time."""
-    newest = max(int(moment) for _, _, *moments in stamps for moment in moments)
-    if time.time_ns() - newest < SETTLED:
+    if not settled(stamps):
         return
     file = _kept_file(stamps)
     with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flnl_bench.data.dataset import NPZ_ARRAYS, Dataset, DatasetKind, LoadProgress, stratified_split
-from flnl_bench.errors import BadInput, MissingData, one_line
+from flnl_bench.errors import BadInput, one_line
 from flnl_bench.input_files import read_npz
 
 if TYPE_CHECKING:
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 def load_npz(path: Path, progress: LoadProgress | None = None) -> Dataset:
     """Load train_x, train_y, test_x, test_y; optional: noisy labels (given or noisy_y) and class names."""
-    if not path.is_file():
-        raise MissingData(
-            f"data set 'npz:{path}': there is no file {path}; it must hold {', '.join(NPZ_ARRAYS)}"
-        )
     arrays = read_npz(path, NPZ_ARRAYS, ("given", "noisy_y", "classes"))
     noisy: dict[str, np.ndarray] = {key: arrays[key] for key in ("given", "noisy_y") if key in arrays}
     parts = {key: arrays[key] for key in NPZ_ARRAYS}
@@ -43,9 +39,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 def load_folder(path: Path, progress: LoadProgress | None = None) -> Dataset:
     """Load image files in PATH/train/CLASS and PATH/test/CLASS, or in PATH/CLASS with a fixed split."""
     if not path.is_dir():
-        raise MissingData(
-            f"data set 'folder:{path}': there is no such folder; it must hold one folder per class"
-        )
+        raise BadInput(f"{path} is not a folder with one folder per class")
     if (path / "train").is_dir() != (path / "test").is_dir():
         raise BadInput(f"{path} has only one of train/ and test/; give both, or the class folders alone")
     if not (path / "train").is_dir():

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from flnl_bench.assumptions import ASSUMPTIONS
 from flnl_bench.config import NUMBERS_VERSION, RunConfig, plain_value, written
-from flnl_bench.errors import BadInput, require, unknown
+from flnl_bench.errors import BadInput, MissingData, require, unknown
 from flnl_bench.methods import assumptions_of, declaration
 from flnl_bench.results.run_record import RunRecord
 
@@ -111,7 +111,7 @@ def full_name(name: str, value: str) -> str:
     from flnl_bench.data import dataset_name
     from flnl_bench.scenario import parse_partition, parse_setting
 
-    with contextlib.suppress(BadInput):
+    with contextlib.suppress(BadInput, MissingData):
         if name == "setting":
             return parse_setting(value).name
         if name == "partition":

@@ -78,17 +78,33 @@ def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> 
 def normalisation(norm: str, channels: int) -> nn.Module:
     """Return BatchNorm, or GroupNorm with at most 32 groups of at least four channels."""
     if norm == "batch":
-        return uncounted(nn.BatchNorm2d(channels))
+        return BatchNorm(channels)
     if norm == "group":
         most = max(1, min(32, channels // 4))
         return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if channels % groups == 0), channels)
     raise unknown("norm", norm, NORMS)
 
 
-def uncounted(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
-    """Stop a BatchNorm from counting its batches, a kernel per step that only cumulative means need."""
-    norm.num_batches_tracked = None
-    return norm
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm of maps or features, also of a single image whose map has one position.
+
+    One value per channel has no variance, so the running statistics normalise it.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.num_batches_tracked = None  # only cumulative means need it, and it is a kernel per step
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass  # any number of positions
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise [B, C] or [B, C, H, W]."""
+        if self.training and input.numel() == input.shape[1]:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        return super().forward(input)
 
 
 def initialised(module: Module) -> Module:
@@ -207,12 +223,7 @@ class Projected(nn.Module):
         super().__init__()
         self.backbone, self.feature_size = backbone, backbone.feature_size
         self.linear = nn.Linear(self.feature_size, self.feature_size, bias=False)
-        # BatchNorm2d does not accept features, which have no height and width.
-        self.norm = (
-            uncounted(nn.BatchNorm1d(self.feature_size))
-            if norm == "batch"
-            else normalisation(norm, self.feature_size)
-        )
+        self.norm = normalisation(norm, self.feature_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of images."""

@@ -30,8 +30,8 @@ from flnl_bench.engine.engine import Engine, Executor
 from flnl_bench.errors import BadInput, require
 from flnl_bench.observations.cases import VARIED, case_file, case_title, case_values, make_cases
 from flnl_bench.results.run_record import LAST
-from flnl_bench.running.resolve import cached_dataset, generate
-from flnl_bench.scenario import Scenario, dress, stage
+from flnl_bench.running.resolve import cached_dataset
+from flnl_bench.scenario import Scenario, dress, generate, stage
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,6 +7,7 @@ import dataclasses
 import lzma
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,19 +48,31 @@ class Imported:
     runs: list[Path] = field(default_factory=list)
     duplicates: int = 0  # runs that are in the folder already, with the same rounds
     refused: dict[Path, str] = field(default_factory=dict)  # folders that hold another run, which stays
+    unchecked: Counter[str] = field(
+        default_factory=Counter
+    )  # why scenarios could not be drawn again, how often
 
 
-def import_runs(file: Path, out: Path) -> Imported:
-    """Add the runs of an exported file to a results folder; the whole file is checked first."""
+def import_runs(file: Path, out: Path, data_dir: Path | None = None) -> Imported:
+    """Add the runs of an exported file to a results folder; the whole file is checked first.
+
+    Scenarios are drawn again and compared, if the data set is at hand.
+    """
+    from flnl_bench.results.recipe import check_drawn
+
     with _one_line(file):
-        archive = Archive(file)
+        archive, imported = Archive(file), Imported()
         places = set()
-        for record, _, _ in _checked(archive):
+        for record, _, arrays in _checked(archive):
             _refuse_links(out, out / record.config.place)
             places.add(record.config.place)
+            try:
+                if why := check_drawn(record, arrays, data_dir):
+                    imported.unchecked[why] += 1
+            except ValueError as error:
+                raise ValueError(f"{record.config.place}: {error}") from None
         if len(places) < len(archive.lines):
             raise ValueError("it has a run twice")
-        imported = Imported()
         for record, rows, arrays in _checked(archive):
             _place(_with_origin(record, file), rows, arrays, out, imported)
         return imported
@@ -157,6 +170,9 @@ def _refuse_links(root: Path, place: Path) -> None:
 
 def _check_record(record: RunRecord) -> None:
     """Refuse a record whose numbers are impossible, or whose provenance has another form."""
+    from flnl_bench.results.recipe import check_facts
+
+    check_facts(record.scenario, record.config)
     summary = record.result()
     numbers = [getattr(summary, name) for name in ("rounds", "seconds", *COSTS)]
     if min(numbers) < 0 or not 0 <= (summary.best_round or 0) < max(1, summary.rounds):

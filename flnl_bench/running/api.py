@@ -28,8 +28,8 @@ from flnl_bench.errors import (
 from flnl_bench.results.run_record import RUN_FILE, RunRecord, read_last_round
 from flnl_bench.running.options import OPTION_NAMES, AnyPath, RunOptions, as_path
 from flnl_bench.running.presets import load_preset
-from flnl_bench.running.resolve import cached_dataset, generate, prepare, protocol
-from flnl_bench.scenario import Scenario, parse_partition, parse_setting, stage
+from flnl_bench.running.resolve import cached_dataset, prepare, protocol
+from flnl_bench.scenario import Scenario, generate, parse_partition, parse_setting, stage
 
 if TYPE_CHECKING:
     from flnl_bench.running.runner import RoundCallback, Runner

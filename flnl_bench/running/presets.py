@@ -33,11 +33,11 @@ class Preset:
     def tables(self, dataset: str) -> Iterator[Mapping[str, Any]]:
         """Yield the tables of values for a data set; later ones win."""
         yield from self.base.tables(dataset) if self.base else ()
-        yield from (self.default, self.datasets.get(dataset, {}))
+        yield from (self.default, self.datasets.get(_section(dataset), {}))
 
     def knows(self, dataset: str) -> bool:
         """Return whether it has a section for a data set."""
-        return dataset in self.datasets or (self.base is not None and self.base.knows(dataset))
+        return _section(dataset) in self.datasets or (self.base is not None and self.base.knows(dataset))
 
     def training(self, dataset: str, **changes: Any) -> Training:
         """Return the protocol for a data set, with the user's changes."""
@@ -59,6 +59,10 @@ class Preset:
         """Return the hyper-parameters that this preset gives to a method (not to a variant) on a data set."""
         tables = [table.get("methods", {}).get(method, {}) for table in self.tables(dataset)]
         return {key: value for table in tables for key, value in table.items()}
+
+
+def _section(dataset: str) -> str:
+    return dataset.partition("@")[0]  # of own data, without the digest
 
 
 def load_preset(name: str) -> Preset:
@@ -89,7 +93,7 @@ def _read_own(path: Path) -> Preset:
 
 def _checked(preset: Preset, where: str) -> Preset:
     """Check the data sets, methods and values of a user's preset; errors name the file `where`."""
-    from flnl_bench.data import dataset_name
+    from flnl_bench.data import section_name
     from flnl_bench.methods import default_methods, unknown_method
 
     registry = default_methods()
@@ -103,7 +107,7 @@ def _checked(preset: Preset, where: str) -> Preset:
             texts = {key: as_set(value, place + key) for key, value in given.items()}
             given |= registry.parse(name, texts, place)
     try:
-        return replace(preset, datasets={dataset_name(k): v for k, v in preset.datasets.items()})
+        return replace(preset, datasets={section_name(k): v for k, v in preset.datasets.items()})
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import RunConfig, Training
 from flnl_bench.data import Dataset, LoadProgress, dataset_name, find_dataset, load_dataset
-from flnl_bench.errors import require
 from flnl_bench.methods import default_methods, values_of
 from flnl_bench.models import find_model
 from flnl_bench.running.options import RunOptions
@@ -18,8 +17,8 @@ from flnl_bench.running.presets import Preset, load_preset
 from flnl_bench.scenario import (
     Scenario,
     check_dataset,
-    draw_scenario,
     dress,
+    generate,
     load_scenario,
     parse_partition,
     parse_setting,
@@ -36,11 +35,8 @@ _latest: dict[tuple[object, ...], Dataset] = {}  # at most one: the data set of 
 
 
 def cached_dataset(name: str, data_dir: Path | None, progress: LoadProgress | None = None) -> Dataset:
-    """Load a data set; the latest one is kept in memory, unless the user's own files change."""
-    path = Path(name.partition(":")[2])
-    files = [path, *path.rglob("*")] if ":" in name else []
-    stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
-    key = (name, data_dir, tuple(stamps))
+    """Load a data set; the latest one is kept in memory."""
+    key = (name, data_dir)
     if key not in _latest:
         _latest.clear()
         _latest[key] = load_dataset(name, data_dir, progress)
@@ -143,24 +139,4 @@ def federate(options: RunOptions, config: RunConfig, dataset: Dataset) -> Scenar
     dataset = stage(dataset, config.setting, options.data_dir)
     return generate(
         dataset, config.partition, config.setting, training.clients, config.seed, training.samples, asked
-    )
-
-
-def generate(
-    dataset: Dataset,
-    partition: str,
-    setting: str,
-    clients: int,
-    seed: int,
-    samples: int | None,
-    asked: int | None = None,
-) -> Scenario:
-    """Draw a scenario; the size of a subset may exceed the data if it is the preset's, not the user's."""
-    most = len(dataset.train_y)
-    require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
-    if samples is not None and samples >= most:
-        samples = None
-    parse_partition(partition).check(samples or most, clients)
-    return draw_scenario(
-        dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples
     )

@@ -11,6 +11,7 @@ from flnl_bench.scenario.scenario import (
     client_table,
     draw_scenario,
     dress,
+    generate,
     scenario_summary,
     stage,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "draw_scenario",
     "dress",
     "effective_holders",
+    "generate",
     "load_scenario",
     "parse_partition",
     "parse_setting",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flnl_bench.errors import BadInput, unknown
+from flnl_bench.data.own_files import own_name
+from flnl_bench.errors import BadInput, MissingData, unknown
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,13 @@ def one_of(*values: Any) -> Callable[[str], Any]:
 
 
 def file(text: str) -> str:
-    """Return the absolute path of a file, its only name; the file is read when labels are drawn."""
+    """Return NAME@DIGEST of a file, which is read when labels are drawn."""
     if not text:
         raise ValueError("the path of a file")
-    return os.path.abspath(Path(text).expanduser())
+    try:
+        return own_name(text)
+    except MissingData as error:
+        raise BadInput(str(error)) from None
 
 
 def as_text(value: Any) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 
 from flnl_bench.data import load_dataset
 from flnl_bench.data.dataset import Dataset, LoadProgress
-from flnl_bench.errors import BadInput
+from flnl_bench.data.own_files import locate
+from flnl_bench.errors import BadInput, require
 from flnl_bench.random_streams import stream
 from flnl_bench.registry import call
 from flnl_bench.scenario.noise import apply_noise, noisy_order, parse_setting
@@ -175,11 +176,32 @@ def draw_scenario(
     )
 
 
+def generate(
+    dataset: Dataset,
+    partition: str,
+    setting: str,
+    clients: int,
+    seed: int,
+    samples: int | None,
+    asked: int | None = None,
+) -> Scenario:
+    """Draw a scenario; the size of a subset may exceed the data if it is the preset's, not the user's."""
+    most = len(dataset.train_y)
+    require((asked or 0) <= most, "samples", asked, f"at most {most}, the train images of {dataset.name}")
+    if samples is not None and samples >= most:
+        samples = None
+    parse_partition(partition).check(samples or most, clients)
+    return draw_scenario(
+        dataset, partition=partition, setting=setting, clients=clients, seed=seed, samples=samples
+    )
+
+
 def stage(
     dataset: Dataset, setting: str, data_dir: Path | None = None, progress: LoadProgress | None = None
 ) -> Dataset:
-    """Add the pool of images that open-set noise needs; for other settings, return the data set unchanged."""
+    """Find the files that a setting names, and add the pool of images that open-set noise needs."""
     noise = parse_setting(setting)
+    locate(noise.name, data_dir)
     if noise.kind.stage is None or dataset.pool is not None:
         return dataset
     load = partial(load_dataset, data_dir=data_dir, progress=progress)

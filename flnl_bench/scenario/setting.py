@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flnl_bench.data.dataset import Dataset
+from flnl_bench.data.own_files import own_path
 from flnl_bench.errors import BadInput
 from flnl_bench.input_files import read_array
 from flnl_bench.random_streams import stream
@@ -112,7 +112,7 @@ class NoisyClient:
     def array(self, option: str, *shape: int) -> np.ndarray:
         """Read the file that an option names: float64 of this shape, all numbers 0 or more."""
         where = f"setting {self.setting.name!r}: {option}"
-        values = read_array(Path(self.options[option]), where)
+        values = read_array(own_path(self.options[option]), where)
         if values.shape != shape or values.dtype.kind not in "fiu":
             raise BadInput(f"{where} must hold numbers of shape {[*shape]}, not {[*values.shape]}")
         values = values.astype(np.float64)

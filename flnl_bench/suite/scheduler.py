@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from flnl_bench.data.own_files import with_paths
 from flnl_bench.errors import BadInput, one_line
 from flnl_bench.plugin_files import files_in_use, use_files
 from flnl_bench.processes import interrupted
@@ -110,6 +111,10 @@ def worker_arguments(
     if preset.endswith(".toml"):
         preset = str(there(Path(preset)))
     data_dir = options.data_dir and there(options.data_dir)
+    if options.scenario is None:
+        config = planned.config
+        dataset, setting = with_paths(config.dataset, there), with_paths(config.setting, there)
+        options = replace(options, dataset=dataset, setting=setting)
     options = replace(options, out=options.out.absolute(), data_dir=data_dir, preset=preset)
     return PlannedRun(options, planned.config), retry_failed, [there(file) for file in files_in_use()]
 
