@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from worker_targets import answer, listen
 
-from flnl_bench.processes import start_worker
+from flnl_bench.processes import interruptible, start_worker, stops_deferred
 
 FIRST = """
 import os, signal
@@ -70,6 +70,18 @@ def test_starting_a_worker_changes_nothing_here(monkeypatch):
     connection.send(1)
     assert connection.recv() == 1
     worker.join()
+
+
+def test_a_signal_to_the_group_waits_for_a_program_that_must_not_be_interrupted():
+    script, answers = f"kill -TERM $$; kill -TERM {os.getpid()}; echo submitted", []
+
+    def submit():
+        with interruptible(), stops_deferred():
+            answers.append(subprocess.check_output(["sh", "-c", script], text=True))
+
+    with pytest.raises(KeyboardInterrupt):
+        submit()
+    assert answers == ["submitted\n"]
 
 
 def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.processes import hear_termination, interruptible, start_worker
+from flnl_bench.processes import hear_termination, interruptible, start_worker, stops_deferred
 from flnl_bench.suite.grid import PlannedRun
 from flnl_bench.suite.scheduler import WorkerReport, run_planned, worker_arguments
 
@@ -313,12 +313,13 @@ class SlurmLauncher:
         batch = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
         if batch:
             arguments = [worker_arguments(planned, self.retry_failed) for planned in batch]
-            try:
-                jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
-            except self.errors.FailedJobError as error:
-                raise BadInput(f"--executor slurm: {one_line(error)}") from None
-            self.jobs.update(zip(jobs, batch, strict=True))
-            self.arrays.update(job.job_id.partition("_")[0] for job in jobs)
+            with stops_deferred():  # the number of a submitted job must not get lost
+                try:
+                    jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
+                except self.errors.FailedJobError as error:
+                    raise BadInput(f"--executor slurm: {one_line(error)}") from None
+                self.jobs.update(zip(jobs, batch, strict=True))
+                self.arrays.update(job.job_id.partition("_")[0] for job in jobs)
 
     def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
         """Collect reports; a job without one (killed, preempted, lost node) is lost."""
@@ -344,25 +345,35 @@ class SlurmLauncher:
         return [job for job in self.jobs if job in ended]
 
     def stop(self) -> None:
-        """Cancel the jobs: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
+        """Cancel the jobs that do not end: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
         self.queue.clear()
-        if not self.jobs:
-            return
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+            if self.jobs or not self._ended_in_time():
+                with stops_deferred():
+                    self._cancel()
+                self._ended_in_time()
+
+    def _cancel(self) -> None:
         if self.local:
             for job in self.jobs:
                 job.cancel()
         else:
             subprocess.run(["scancel", *self.arrays], check=False, capture_output=True)
-        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
-            until = time.monotonic() + 60  # Slurm kills a job 30 seconds (KillWait) after SIGTERM
-            while time.monotonic() < until and self._active():
-                time.sleep(0.2 if self.local else 1.0)
+
+    def _ended_in_time(self) -> bool:
+        """Wait for the end of all jobs; Slurm kills a job 30 seconds (KillWait) after SIGTERM."""
+        until = time.monotonic() + 60
+        while active := self._active():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.2 if self.local else 1.0)
+        return not active
 
     def _active(self) -> bool:
-        """Return whether one of all jobs that were submitted still runs."""
+        """Return whether one of all jobs that were submitted still runs, also one that has reported."""
         if self.local:
             return not all(job.done() for job in self.jobs)
-        listed = _slurm_queue()
+        listed = _slurm_queue() if self.arrays else set()
         return listed is None or any(number.partition("_")[0] in self.arrays for number in listed)
 
 
