@@ -381,3 +381,17 @@ def test_files_below_a_shipped_folder_are_named_relative_to_it(tmp_path, monkeyp
     assert worker_arguments(planned, False, tmp_path)[2] == [Path("mine.py")]
     assert worker_arguments(planned, False)[2] == [tmp_path / "mine.py"]
     assert worker_arguments(planned, False, tmp_path)[0].options.out.is_absolute()
+
+
+def test_a_worker_gets_own_data_by_an_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = np.zeros(4, dtype=int)
+    np.savez(
+        "own.npz",
+        **{f"{part}_x": np.zeros((4, 8, 8), np.uint8) for part in ("train", "test")},
+        train_y=labels,
+        test_y=labels,
+    )
+    (planned,) = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\ndatasets = ["npz:own.npz"]', tmp_path)
+    options = worker_arguments(planned, False)[0].options
+    assert (options.dataset, options.setting) == (f"npz:{tmp_path / 'own.npz'}", "clean")
