@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import flnl
 from worker_targets import answer, listen
 
 from flnl_bench.processes import interruptible, start_worker, stops_deferred
@@ -104,23 +105,30 @@ def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
     assert "interrupted after round 0 of 3" in errors
 
 
-@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("module", ["flnl_bench.cli", "rich.table", "flnl_bench.running.presets"])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["enum", "flnl_bench.cli", "rich.table", "flnl_bench.running.presets"])
 def test_a_stop_during_an_import_is_one_line(module, stop):
-    """Before the command line is imported, while it is, and in a command."""
+    """At the first larger import, before the command line is imported, while it is, and in a command."""
     code = f"""
-import os, signal, sys
+import posix, sys
+sys.path[:] = {sys.path}
 
 class Stop:
     def find_spec(self, name, *rest):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.{stop})
+            posix.kill(posix.getpid(), {stop:d})
 
 sys.meta_path.insert(0, Stop())
 from flnl_bench.__main__ import run_program
 sys.argv[1:] = ["list", "presets"]
 run_program()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "flnl-bench: interrupted\n"
+
+
+def test_a_stop_before_the_command_runs_is_one_line(monkeypatch):
+    monkeypatch.setattr("typer.main.get_command", lambda app: signal.raise_signal(signal.SIGTERM))
+    done = flnl("list", "presets")
+    assert (done.code, done.errors) == (130, ["flnl-bench: interrupted"])

@@ -342,7 +342,8 @@ def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_ha
     ray, pauses = NoRay(), []
     monkeypatch.setattr(launchers, "_import_optional", lambda *names: ray)
     monkeypatch.setattr(launchers.time, "sleep", pauses.append)
-    launcher = launchers.RayLauncher(1, {"memory": "4", "tpu": "0.5"}, cpus=2.0)
+    with pytest.warns(match="no machine of the cluster has CPU=2, memory=4, tpu=0.5 now"):
+        launcher = launchers.RayLauncher(1, {"memory": "4", "tpu": "0.5"}, cpus=2.0)
     assert (ray.started["num_cpus"], ray.options["max_retries"], launcher.capacity) == (2, 0, 1)
     assert (ray.options["memory"], ray.options["resources"]) == (4_000_000_000, {"tpu": 0.5})
     assert launcher.wait() == []
@@ -350,12 +351,11 @@ def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_ha
 
 
 @pytest.mark.parametrize(
-    ("jobs", "cpus", "gpus", "expected"),
-    [(None, 1.0, 0.0, 16), (4, 1.0, 0.0, 4), (None, 2.0, 0.5, 4), (None, 32.0, 0.0, 1), (None, 6.0, 0.0, 2)],
+    ("cpus", "gpus", "expected"), [(1.0, 0.0, 16), (2.0, 0.5, 4), (32.0, 0.0, 0), (6.0, 0.0, 2)]
 )
-def test_the_capacity_of_a_ray_cluster_comes_from_its_cpus_and_gpus(jobs, cpus, gpus, expected):
+def test_the_capacity_of_a_ray_cluster_comes_from_its_cpus_and_gpus(cpus, gpus, expected):
     machines = [{"CPU": 10.0, "GPU": 2.0}, {"CPU": 6.0}]  # a run does not span two machines
-    assert capacity(machines, jobs, {"CPU": cpus, "GPU": gpus}) == expected
+    assert capacity(machines, {"CPU": cpus, "GPU": gpus}) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -181,12 +182,13 @@ class RayLauncher:
         self.jobs, self.retry_failed = jobs, retry_failed
         self.queue: deque[PlannedRun] = deque()
         self.tasks: dict[Any, PlannedRun] = {}
-
-    @property
-    def capacity(self) -> int:
-        """How many runs fit at once on the machines that the cluster has now."""
-        machines = [machine["Resources"] for machine in self.ray.nodes() if machine["Alive"]]
-        return capacity(machines, self.jobs, self.needs)
+        machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
+        fits = capacity(machines, self.needs)
+        if not fits:
+            asked = {"CPU": cpus, "GPU": gpus, **shares}
+            needs = ", ".join(f"{name}={share:g}" for name, share in asked.items() if share)
+            warnings.warn(f"no machine of the cluster has {needs} now; the runs wait for one", stacklevel=2)
+        self.capacity = max(1, fits if jobs is None else min(fits, jobs))  # runs at once, as of now
 
     def submit(self, plans: Sequence[PlannedRun]) -> None:
         """Hand runs to the cluster, up to the number of jobs."""
@@ -204,6 +206,11 @@ class RayLauncher:
         for task in self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=self.tick)[0]:
             try:
                 report = self.ray.get(task)
+            except self.ray.exceptions.LocalRayletDiedError:
+                raise BadInput(
+                    "--executor ray: the Ray node that this suite is connected to has died; after Ray was "
+                    "started again, the same command resumes the suite"
+                ) from None
             except self.ray.exceptions.RayError as error:
                 report = WorkerReport("lost", one_line(error))
             ended.append((self.tasks.pop(task), report))
@@ -252,13 +259,12 @@ def cpus_of(jobs: int | None, cpus: float) -> int:
     return max(1, math.ceil(cpus), math.ceil((os.cpu_count() or 1) if jobs is None else jobs * cpus))
 
 
-def capacity(machines: Sequence[Mapping[str, float]], jobs: int | None, needs: Mapping[str, float]) -> int:
-    """Return how many runs fit on the machines of a cluster at once: at least 1, at most `jobs`."""
-    fits = sum(
+def capacity(machines: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """Return how many runs fit on the machines of a cluster at once."""
+    return sum(
         int(min((machine.get(name, 0) // share for name, share in needs.items() if share), default=1))
         for machine in machines
     )
-    return max(1, min(fits, jobs) if jobs else fits)
 
 
 # -- Slurm, through submitit -------------------------------------------------------------------------
