@@ -17,7 +17,13 @@ def run_program() -> NoReturn:
             signal(stop, _end)
     from flnl_bench.cli import main as run_command_line
 
-    run_command_line()
+    try:
+        run_command_line()
+    finally:
+        # Python's last collection of all objects of torch takes longer than a short run on a loaded machine.
+        import gc
+
+        gc.freeze()
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -340,7 +340,9 @@ def test_an_endless_import_of_a_plugin_is_an_error(tmp_path, monkeypatch):
 
 
 def test_an_endless_import_that_catches_all_errors_ends_with_its_place(tmp_path):
-    (tmp_path / "mine.py").write_text("while True:\n    try:\n        sum(range(99))\n    except Exception:\n        pass\n")
+    (tmp_path / "mine.py").write_text(
+        "while True:\n    try:\n        sum(range(99))\n    except Exception:\n        pass\n"
+    )
     code = f"""
 from flnl_bench.cli import plugin
 plugin.GRACE = 0.1

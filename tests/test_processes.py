@@ -132,3 +132,16 @@ def test_a_stop_before_the_command_runs_is_one_line(monkeypatch):
     monkeypatch.setattr("typer.main.get_command", lambda app: signal.raise_signal(signal.SIGTERM))
     done = flnl("list", "presets")
     assert (done.code, done.errors) == (130, ["flnl-bench: interrupted"])
+
+
+def test_the_end_of_the_program_collects_no_garbage():
+    """With torch, that took seconds after the result on a loaded machine."""
+    code = """
+import atexit, gc, sys
+from flnl_bench.__main__ import run_program
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+sys.argv[1:] = ["--version"]
+run_program()
+"""
+    done = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert done.splitlines()[-1] == "True"
