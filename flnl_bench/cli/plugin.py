@@ -120,7 +120,9 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True)
+    faulthandler.dump_traceback_later(
+        seconds + GRACE, exit=True, file=2
+    )  # a notebook has no sys.stderr.fileno
     try:
         yield
     finally:
