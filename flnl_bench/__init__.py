@@ -6,10 +6,10 @@ without loading torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` takes longer than the start of the command line, which sets up signals
 if TYPE_CHECKING:  # the same names as below, which a test checks
+    from typing import Any
+
     from flnl_bench.api import Batch as Batch
     from flnl_bench.api import Beliefs as Beliefs
     from flnl_bench.api import Client as Client
@@ -94,6 +94,8 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
         return getattr(importlib.import_module(_MODULES[name]), name)
 
 

@@ -25,10 +25,6 @@ class MethodFailed(RuntimeError):
     """A mistake in a method; names the file and the line (exit code 1)."""
 
 
-# What hooks and other code of plugins may raise; KeyboardInterrupt is the user's.
-FOREIGN = (Exception, SystemExit, GeneratorExit)
-
-
 def expect(holds: bool, method: str, rule: str, got: object) -> None:
     """Raise an error that names a method, the rule that it broke and how, unless the condition holds."""
     if not holds:

@@ -42,7 +42,9 @@ def import_all() -> None:
     for file in files_in_use():
         try:
             import_file(file)
-        except (Exception, SystemExit):  # the parent process has reported it
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the parent process has reported it
             continue
 
 

@@ -78,7 +78,9 @@ def start_worker(
     ours, theirs = context.Pipe()
     worker = context.Process(target=_serve, args=(theirs,), daemon=True)
     try:
-        with _stops_deferred(), _inherited_by_children(), _main_hidden(not needs_main):
+        # Started later, CPython's resource tracker would unblock both signals.
+        resource_tracker.ensure_running()
+        with stops_deferred(), _one_thread(), _main_hidden(not needs_main):
             worker.start()
         theirs.close()
         # Not as arguments of the process: if it died at once, writing them would block.
@@ -140,19 +142,20 @@ def hear_termination() -> None:
 
 
 @contextlib.contextmanager
-def _stops_deferred() -> Iterator[None]:
-    """Defer STOPS until the end of the block: an interrupted start would leave a child without its target.
+def stops_deferred() -> Iterator[None]:
+    """Defer STOPS until the end of the block, and block them in processes that start in it.
 
-    The signal mask of `_inherited_by_children` is not enough: another thread may get the signal.
+    An interrupted start would leave a process, or a job of a cluster, that the caller does not know. The
+    signal mask, which children inherit, is not enough: another thread may get the signal.
     """
-    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
-        yield
-        return
+    in_main = threading.current_thread() is threading.main_thread()  # only this thread handles signals
     deferred: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
-        with _handled_by(lambda number, _: deferred.append(number), STOPS):
+        with _handled_by(lambda number, _: deferred.append(number), STOPS if in_main else set()):
             yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number in deferred[:1]:
             signal.raise_signal(number)
 
@@ -170,11 +173,8 @@ def _handled_by(
 
 
 @contextlib.contextmanager
-def _inherited_by_children() -> Iterator[None]:
-    """Set what a child needs before its first import: a signal mask, unlike a handler, is inherited."""
-    # Started later, CPython's resource tracker would unblock both signals.
-    resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+def _one_thread() -> Iterator[None]:
+    """Let a child that starts in the block have one thread for linear algebra."""
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -184,7 +184,6 @@ def _inherited_by_children() -> Iterator[None]:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = threads
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager

@@ -241,7 +241,9 @@ class Plugins:
                         "it defines no entry of a known kind" if source.file else "is @hookimpl missing?"
                     )
                     self.problems.append(f"plugin {plugin!r} ({source.where}) offers nothing ({missing})")
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # also sys.exit in a script
                 self.loaded[plugin] = {}
                 self.failed[plugin] = _why(error, source)
                 self.problems.append(f"plugin {plugin!r} ({source.where}): {self.failed[plugin]}; skipped")

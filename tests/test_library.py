@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -184,6 +185,7 @@ def test_a_mistake_in_a_method_is_told_with_file_line_and_cause(tmp_path, monkey
     ("act", "said"),
     [
         ("raise GeneratorExit", "RuntimeError: GeneratorExit was raised"),
+        ("raise asyncio.CancelledError", "RuntimeError: CancelledError was raised"),
         ("raise SystemExit(0)", "RuntimeError: sys.exit(0) was called"),
         ("os._exit(0)", "RuntimeError: os._exit(0) was called"),
     ],
@@ -196,7 +198,7 @@ def test_a_hook_that_ends_the_program_has_failed(act, said, tmp_path, monkeypatc
 
         def round(self, server, federation):
             if server.round == 1:
-                exec(act, {"os": os})
+                exec(act, {"os": os, "asyncio": asyncio})
             return super().round(server, federation)
 
     monkeypatch.setitem(default_methods().methods, "ending", Ending)

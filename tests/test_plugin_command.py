@@ -337,3 +337,18 @@ def test_an_endless_import_of_a_plugin_is_an_error(tmp_path, monkeypatch):
     done = flnl("plugin", "check", tmp_path / "mine.py")
     assert done.code == 1
     assert "its import did not end within 0.2 seconds" in done.errors[-1]
+
+
+def test_an_endless_import_that_catches_all_errors_ends_with_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "while True:\n    try:\n        sum(range(99))\n    except Exception:\n        pass\n"
+    )
+    code = f"""
+from flnl_bench.cli import plugin
+plugin.GRACE = 0.1
+with plugin.limited(0.1, "its import"):
+    exec(compile(open({str(tmp_path / "mine.py")!r}).read(), "mine.py", "exec"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'File "mine.py", line' in done.stderr

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import flnl
 from worker_targets import answer, listen
 
-from flnl_bench.processes import start_worker
+from flnl_bench.processes import interruptible, start_worker, stops_deferred
 
 FIRST = """
 import os, signal
@@ -72,6 +73,18 @@ def test_starting_a_worker_changes_nothing_here(monkeypatch):
     worker.join()
 
 
+def test_a_signal_to_the_group_waits_for_a_program_that_must_not_be_interrupted():
+    script, answers = f"kill -TERM $$; kill -TERM {os.getpid()}; echo submitted", []
+
+    def submit():
+        with interruptible(), stops_deferred():
+            answers.append(subprocess.check_output(["sh", "-c", script], text=True))
+
+    with pytest.raises(KeyboardInterrupt):
+        submit()
+    assert answers == ["submitted\n"]
+
+
 def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
     """To the whole group, as a terminal sends it; the images are lent just before the workers start."""
     command = [sys.executable, "-c", "from flnl_bench.cli import main; main()"]
@@ -92,23 +105,43 @@ def test_ctrl_c_while_the_workers_of_a_run_start_is_one_line(tmp_path):
     assert "interrupted after round 0 of 3" in errors
 
 
-@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("module", ["flnl_bench.cli", "rich.table", "flnl_bench.running.presets"])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["enum", "flnl_bench.cli", "rich.table", "flnl_bench.running.presets"])
 def test_a_stop_during_an_import_is_one_line(module, stop):
-    """Before the command line is imported, while it is, and in a command."""
+    """At the first larger import, before the command line is imported, while it is, and in a command."""
     code = f"""
-import os, signal, sys
+import posix, sys
+sys.path[:] = {sys.path}
 
 class Stop:
     def find_spec(self, name, *rest):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.{stop})
+            posix.kill(posix.getpid(), {stop:d})
 
 sys.meta_path.insert(0, Stop())
 from flnl_bench.__main__ import run_program
 sys.argv[1:] = ["list", "presets"]
 run_program()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "flnl-bench: interrupted\n"
+
+
+def test_a_stop_before_the_command_runs_is_one_line(monkeypatch):
+    monkeypatch.setattr("typer.main.get_command", lambda app: signal.raise_signal(signal.SIGTERM))
+    done = flnl("list", "presets")
+    assert (done.code, done.errors) == (130, ["flnl-bench: interrupted"])
+
+
+def test_the_end_of_the_program_collects_no_garbage():
+    """With torch, that took seconds after the result on a loaded machine."""
+    code = """
+import atexit, gc, sys
+from flnl_bench.__main__ import run_program
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+sys.argv[1:] = ["--version"]
+run_program()
+"""
+    done = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert done.splitlines()[-1] == "True"

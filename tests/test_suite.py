@@ -342,7 +342,8 @@ def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_ha
     ray, pauses = NoRay(), []
     monkeypatch.setattr(launchers, "_import_optional", lambda *names: ray)
     monkeypatch.setattr(launchers.time, "sleep", pauses.append)
-    launcher = launchers.RayLauncher(1, {"memory": "4", "tpu": "0.5"}, cpus=2.0)
+    with pytest.warns(match="no machine of the cluster has CPU=2, memory=4, tpu=0.5 now"):
+        launcher = launchers.RayLauncher(1, {"memory": "4", "tpu": "0.5"}, cpus=2.0)
     assert (ray.started["num_cpus"], ray.options["max_retries"], launcher.capacity) == (2, 0, 1)
     assert (ray.options["memory"], ray.options["resources"]) == (4_000_000_000, {"tpu": 0.5})
     assert launcher.wait() == []
@@ -350,12 +351,11 @@ def test_the_ray_launcher_reserves_cpus_turns_retries_off_and_sleeps_while_it_ha
 
 
 @pytest.mark.parametrize(
-    ("jobs", "cpus", "gpus", "expected"),
-    [(None, 1.0, 0.0, 16), (4, 1.0, 0.0, 4), (None, 2.0, 0.5, 4), (None, 32.0, 0.0, 1), (None, 6.0, 0.0, 2)],
+    ("cpus", "gpus", "expected"), [(1.0, 0.0, 16), (2.0, 0.5, 4), (32.0, 0.0, 0), (6.0, 0.0, 2)]
 )
-def test_the_capacity_of_a_ray_cluster_comes_from_its_cpus_and_gpus(jobs, cpus, gpus, expected):
+def test_the_capacity_of_a_ray_cluster_comes_from_its_cpus_and_gpus(cpus, gpus, expected):
     machines = [{"CPU": 10.0, "GPU": 2.0}, {"CPU": 6.0}]  # a run does not span two machines
-    assert capacity(machines, jobs, {"CPU": cpus, "GPU": gpus}) == expected
+    assert capacity(machines, {"CPU": cpus, "GPU": gpus}) == expected
 
 
 @pytest.mark.parametrize(
@@ -381,3 +381,17 @@ def test_files_below_a_shipped_folder_are_named_relative_to_it(tmp_path, monkeyp
     assert worker_arguments(planned, False, tmp_path)[2] == [Path("mine.py")]
     assert worker_arguments(planned, False)[2] == [tmp_path / "mine.py"]
     assert worker_arguments(planned, False, tmp_path)[0].options.out.is_absolute()
+
+
+def test_a_worker_gets_own_data_by_an_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = np.zeros(4, dtype=int)
+    np.savez(
+        "own.npz",
+        **{f"{part}_x": np.zeros((4, 8, 8), np.uint8) for part in ("train", "test")},
+        train_y=labels,
+        test_y=labels,
+    )
+    (planned,) = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\ndatasets = ["npz:own.npz"]', tmp_path)
+    options = worker_arguments(planned, False)[0].options
+    assert (options.dataset, options.setting) == (f"npz:{tmp_path / 'own.npz'}", "clean")

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from command_line import flnl, rounds_of
@@ -79,3 +80,96 @@ def test_a_signal_stops_the_workers(executor, stop, suite_file, tmp_path, monkey
     assert process.communicate()[1].splitlines()[-1].startswith("flnl-bench: interrupted")
     assert process.returncode == 130
     assert not any(owner(path) for path in records(tmp_path))
+
+
+# -- a Ray cluster of two nodes ----------------------------------------------------------------------
+MINE = """
+import os
+from pathlib import Path
+
+from flnl_bench import Method
+
+
+class Mine(Method):
+    \"\"\"FedAvg that notes where it runs.\"\"\"
+
+    name = "mine"
+
+    def round(self, server, federation):
+        with Path("{seen}").open("a") as file:
+            file.write(f"{{os.environ.get('RAY_RAYLET_PID')}} {{__file__}}\\n")
+        return super().round(server, federation)
+"""
+# A run must not end before it is attacked.
+LONG = SUITE.replace("rounds = 6", "rounds = 40").replace("fedgr", "fedprox")
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of two nodes for all tests below; the last one ends it."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+def begin(nodes, suite_file, out, *options):
+    command = ["suite", suite_file, "--executor", "ray", "--ray", f"address={nodes.address}", "--out", out]
+    return start(*command, "--json", *options)
+
+
+def test_plugins_and_data_are_shipped_to_two_nodes(nodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = tmp_path / "seen"
+    for name, text in {
+        "mine.py": MINE.format(seen=seen),
+        "mine.toml": SUITE.replace('"fedavg", "fedgr"', '"mine"').replace("[1]", "[1, 13]"),
+        ".gitignore": "local\ncluster\nseen\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    options = ["--plugin", "mine.py"]
+    assert flnl("suite", "mine.toml", *options, "--jobs", 1, "--out", "local", "--json").json["counts"] == ALL
+    seen.unlink()
+    process = begin(nodes, "mine.toml", "cluster", *options, "--ray", "working_dir=.", "--ray", "memory=0.1")
+    _, errors = process.communicate()
+    assert (process.returncode, len(errors.splitlines())) == (0, 3), errors
+    assert all_rounds(tmp_path / "cluster") == all_rounds(tmp_path / "local")
+    used = [line.split() for line in seen.read_text().splitlines()]
+    assert len({node for node, _ in used}) == 2
+    assert not any(Path(file).is_relative_to(tmp_path) for _, file in used)
+
+
+def test_a_run_waits_for_a_machine_that_has_what_it_needs(nodes, suite_file, tmp_path):
+    """As after an autoscaler has added the machine."""
+    process = begin(nodes, suite_file, tmp_path, "--ray", "late=1")
+    until(process, "no machine of the cluster has CPU=1, late=1 now")
+    nodes.add_node(num_cpus=1, resources={"late": 1})
+    assert json.loads(process.communicate()[0])["counts"] == ALL
+
+
+def test_the_run_of_a_dead_node_resumes_on_another(nodes, suite_file, tmp_path):
+    suite_file.write_text(LONG)
+    assert flnl("suite", suite_file, "--jobs", 1, "--out", tmp_path / "local", "--json").json["counts"] == ALL
+    process = begin(nodes, suite_file, tmp_path / "cluster")
+    while len(list((tmp_path / "cluster").rglob(".claim"))) < 2:  # one run on each of two nodes
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    for node in list(nodes.worker_nodes):
+        nodes.remove_node(node, allow_graceful=False)
+    _, errors = process.communicate()
+    assert (process.returncode, len(errors.splitlines())) == (0, 3), errors
+    assert all_rounds(tmp_path / "cluster") == all_rounds(tmp_path / "local")
+
+
+def test_a_suite_whose_own_node_died_ends_with_one_line(nodes, suite_file, tmp_path):
+    suite_file.write_text(LONG)
+    process = begin(nodes, suite_file, tmp_path)
+    running(process, tmp_path)
+    nodes.head_node.kill_raylet(check_alive=False)
+    lines = process.communicate()[1].splitlines()
+    assert process.returncode == 2
+    assert "the Ray node that this suite is connected to has died" in lines[-1]
+    assert len(lines) <= 3

@@ -115,10 +115,10 @@ def records(out):
     return {file.parent: json.loads(file.read_text()) for file in out.rglob("run.json")}
 
 
-def start(*arguments):
+def start(*arguments, **options):
     """Start `flnl-bench ARGUMENTS` in its own process."""
     command = [sys.executable, "-c", "from flnl_bench.cli import main; main()", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def until(process, word):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 from command_line import flnl
@@ -16,6 +18,14 @@ from test_suite_execution import all_rounds, records, start
 from flnl_bench.results.lock import owner
 
 pytestmark = pytest.mark.slow
+SLOW_SBATCH = """#!{python} -IS
+import pathlib, subprocess, sys, time
+number = subprocess.check_output(["{sbatch}", *sys.argv[1:]], text=True)
+pathlib.Path("{sent}").touch()
+time.sleep(1)
+print(number)
+"""
+SUITE = SUITE.replace("rounds = 6", "rounds = 40")  # a run must not end before it is attacked
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +56,12 @@ def whole(suite_file, tmp_path_factory):
     return all_rounds(out)
 
 
-def begin(suite_file, out):
-    return start("suite", suite_file, "--executor", "slurm", "--jobs", 1, "--out", out, "--json")
+def begin(suite_file, out, **options):
+    command = ["suite", suite_file, "--executor", "slurm", "--jobs", 1, "--out", out, "--json"]
+    return start(*command, **options)
 
 
-def active_jobs(states="PENDING,RUNNING"):
+def active_jobs(states="PENDING,RUNNING,COMPLETING"):
     command = ["squeue", "--noheader", "--array", "--format=%i", f"--states={states}"]
     return subprocess.check_output(command, text=True).split()
 
@@ -93,4 +104,24 @@ def test_a_stopped_suite_leaves_no_job(stop, cluster, suite_file, tmp_path):
     assert errors[-1].startswith("flnl-bench: interrupted with")
     assert len(errors) <= 3
     assert not any(owner(path) for path in records(tmp_path))
+    assert not active_jobs()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_suite_that_is_stopped_while_it_submits_leaves_no_job(
+    stop, cluster, suite_file, tmp_path, monkeypatch
+):
+    """As from a terminal, the signal also goes to sbatch."""
+    slow = tmp_path / "sbatch"
+    slow.write_text(
+        SLOW_SBATCH.format(python=sys.executable, sbatch=shutil.which("sbatch"), sent=tmp_path / "sent")
+    )
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    suite = begin(suite_file, tmp_path / "runs", start_new_session=True)
+    while not (tmp_path / "sent").exists():
+        assert suite.poll() is None
+    os.killpg(suite.pid, stop)
+    assert "interrupted with 0 of 2 runs done" in suite.communicate()[1]
+    assert suite.returncode == 130
     assert not active_jobs()

@@ -91,6 +91,8 @@ def _execute(arguments: Sequence[str] | None) -> int:
         code = command(args=arguments, prog_name="flnl-bench", standalone_mode=False)
     except Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
+    except KeyboardInterrupt:  # typer catches it only while a command runs
+        return _fail(INTERRUPTED, "interrupted")
     except (MethodFailed, BrokenContract) as error:
         return _fail(FAILED, str(error))
     except BadInput as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, print_json, waiting
 from flnl_bench.cli.options import FILES, METHOD, option, parse_changes
 from flnl_bench.errors import BadInput, unknown
+from flnl_bench.processes import exits_refused
 
 if TYPE_CHECKING:
     from flnl_bench.methods import Methods
     from flnl_bench.testing import Finding
 
-IMPORT_LIMIT = 60.0  # seconds
+IMPORT_LIMIT, GRACE = 60.0, 5.0  # seconds
 
 plugin_commands = typer.Typer(help="Start a plugin of your own, and check one.", no_args_is_help=True)
 
@@ -67,12 +69,13 @@ def check(
     A failure is explained: why it matters, and the usual cause. Exit code 1 if something failed.
     """
     is_file = what is not None and what.endswith(".py")
-    with limited(IMPORT_LIMIT, "its import"):
-        options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
+    options.use_plugins([*(plugin or []), *([Path(what)] if what and is_file else [])])
     with waiting("loading"):
+        import torch  # noqa: F401 (before the limit: it may take as long from a slow disk)
+
         from flnl_bench.methods import default_methods
 
-        with limited(IMPORT_LIMIT, "its import"):
+        with exits_refused(), limited(IMPORT_LIMIT, "its import"):
             registry = default_methods()
         plugins, entries = select_entries(registry, what)
         if change:
@@ -104,7 +107,10 @@ def check(
 
 @contextlib.contextmanager
 def limited(seconds: float, what: str) -> Iterator[None]:
-    """Raise an error in the block when its time is over, where the system has timers."""
+    """Raise an error in the block when its time is over, where the system has timers.
+
+    If the block continues, because it catches all errors or runs in C, the process ends with its traceback.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -114,9 +120,13 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(
+        seconds + GRACE, exit=True, file=2
+    )  # a notebook has no sys.stderr.fileno
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

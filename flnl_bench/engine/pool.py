@@ -33,7 +33,7 @@ from flnl_bench.engine.batches import RESIDENT_BYTES
 from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Images, Reply
 from flnl_bench.engine.devices import Devices, placed, sent, to_cpu
 from flnl_bench.engine.hook_checks import check_task
-from flnl_bench.errors import FOREIGN, BadInput, one_line
+from flnl_bench.errors import BadInput, one_line
 from flnl_bench.processes import alive, start_worker
 
 BuildWorker = Callable[[torch.device, Images], ClientWorker]
@@ -178,7 +178,7 @@ def _packed(answer: Callable[[], Any]) -> bytes:
     """Pickle the answer, or the error with the worker's traceback as a note."""
     try:
         return pickle.dumps((answer(), None))
-    except FOREIGN as error:
+    except BaseException as error:
         note = traceback.format_exc()
         for sendable in (error, RuntimeError(f"{type(error).__name__}: {error}")):
             sendable.add_note(note)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from flnl_bench.config import check_seed, check_seeds, training_changes
 from flnl_bench.data import LoadProgress, dataset_name
 from flnl_bench.errors import (
-    FOREIGN,
     BadInput,
     BrokenContract,
     MethodFailed,
@@ -233,7 +232,7 @@ def finish(runner: Runner, *, fresh: bool = False, progress: RoundCallback | Non
         try:
             if progress:
                 progress(row)
-        except FOREIGN as error:
+        except BaseException as error:
             errors_of_callback.append(error)
             raise
 

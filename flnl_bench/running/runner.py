@@ -19,7 +19,7 @@ from flnl_bench.engine.augmentation import check_views
 from flnl_bench.engine.checkpoint import Checkpoint
 from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
-from flnl_bench.errors import FOREIGN, BadInput, of_machine, one_line
+from flnl_bench.errors import BadInput, of_machine, one_line
 from flnl_bench.processes import exits_refused, interrupted
 from flnl_bench.results.accusations import Accusations, Shares, worst
 from flnl_bench.results.diagnostics import ChangedBeliefs, Judge, Probe, gather_beliefs, save_beliefs
@@ -156,12 +156,14 @@ class Runner:
                     return self.finished() or self._resume(engine, folder, claim, progress)
         except SystemExit as stop:  # of a hook: it must not end the program silently
             raise RuntimeError(f"sys.exit({stop.code!r}) was called") from stop
-        except GeneratorExit as stop:
-            raise RuntimeError("GeneratorExit was raised") from stop
         except Exception:
             if interrupted():
                 raise KeyboardInterrupt from None
             raise
+        except KeyboardInterrupt:
+            raise
+        except BaseException as stop:  # GeneratorExit, or a library's own kind
+            raise RuntimeError(f"{type(stop).__name__} was raised") from stop
 
     def _resume(self, engine: Engine, folder: RunFolder, claim: Claim, progress: RoundCallback) -> RunRecord:
         """Run all rounds that the checkpoint does not have."""
@@ -226,7 +228,7 @@ class Runner:
         except Busy:
             tracking.end("interrupted", {})
             raise  # the files belong to another process now
-        except (KeyboardInterrupt, *FOREIGN) as error:
+        except BaseException as error:
             # A callback that fails, files that disappear and a full disk are not faults of the method.
             stopped = in_callback or interrupted() or isinstance(error, KeyboardInterrupt | FilesLost)
             stopped = stopped or of_machine(error)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flnl_bench.errors import BadInput, one_line
-from flnl_bench.processes import hear_termination, interruptible, start_worker
+from flnl_bench.processes import hear_termination, interruptible, start_worker, stops_deferred
 from flnl_bench.suite.grid import PlannedRun
 from flnl_bench.suite.scheduler import WorkerReport, run_planned, worker_arguments
 
@@ -181,12 +182,13 @@ class RayLauncher:
         self.jobs, self.retry_failed = jobs, retry_failed
         self.queue: deque[PlannedRun] = deque()
         self.tasks: dict[Any, PlannedRun] = {}
-
-    @property
-    def capacity(self) -> int:
-        """How many runs fit at once on the machines that the cluster has now."""
-        machines = [machine["Resources"] for machine in self.ray.nodes() if machine["Alive"]]
-        return capacity(machines, self.jobs, self.needs)
+        machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
+        fits = capacity(machines, self.needs)
+        if not fits:
+            asked = {"CPU": cpus, "GPU": gpus, **shares}
+            needs = ", ".join(f"{name}={share:g}" for name, share in asked.items() if share)
+            warnings.warn(f"no machine of the cluster has {needs} now; the runs wait for one", stacklevel=2)
+        self.capacity = max(1, fits if jobs is None else min(fits, jobs))  # runs at once, as of now
 
     def submit(self, plans: Sequence[PlannedRun]) -> None:
         """Hand runs to the cluster, up to the number of jobs."""
@@ -204,6 +206,11 @@ class RayLauncher:
         for task in self.ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=self.tick)[0]:
             try:
                 report = self.ray.get(task)
+            except self.ray.exceptions.LocalRayletDiedError:
+                raise BadInput(
+                    "--executor ray: the Ray node that this suite is connected to has died; after Ray was "
+                    "started again, the same command resumes the suite"
+                ) from None
             except self.ray.exceptions.RayError as error:
                 report = WorkerReport("lost", one_line(error))
             ended.append((self.tasks.pop(task), report))
@@ -252,13 +259,12 @@ def cpus_of(jobs: int | None, cpus: float) -> int:
     return max(1, math.ceil(cpus), math.ceil((os.cpu_count() or 1) if jobs is None else jobs * cpus))
 
 
-def capacity(machines: Sequence[Mapping[str, float]], jobs: int | None, needs: Mapping[str, float]) -> int:
-    """Return how many runs fit on the machines of a cluster at once: at least 1, at most `jobs`."""
-    fits = sum(
+def capacity(machines: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """Return how many runs fit on the machines of a cluster at once."""
+    return sum(
         int(min((machine.get(name, 0) // share for name, share in needs.items() if share), default=1))
         for machine in machines
     )
-    return max(1, min(fits, jobs) if jobs else fits)
 
 
 # -- Slurm, through submitit -------------------------------------------------------------------------
@@ -313,12 +319,13 @@ class SlurmLauncher:
         batch = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
         if batch:
             arguments = [worker_arguments(planned, self.retry_failed) for planned in batch]
-            try:
-                jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
-            except self.errors.FailedJobError as error:
-                raise BadInput(f"--executor slurm: {one_line(error)}") from None
-            self.jobs.update(zip(jobs, batch, strict=True))
-            self.arrays.update(job.job_id.partition("_")[0] for job in jobs)
+            with stops_deferred():  # the number of a submitted job must not get lost
+                try:
+                    jobs = self.executor.map_array(slurm_task, *zip(*arguments, strict=True))
+                except self.errors.FailedJobError as error:
+                    raise BadInput(f"--executor slurm: {one_line(error)}") from None
+                self.jobs.update(zip(jobs, batch, strict=True))
+                self.arrays.update(job.job_id.partition("_")[0] for job in jobs)
 
     def wait(self) -> list[tuple[PlannedRun, WorkerReport]]:
         """Collect reports; a job without one (killed, preempted, lost node) is lost."""
@@ -344,25 +351,35 @@ class SlurmLauncher:
         return [job for job in self.jobs if job in ended]
 
     def stop(self) -> None:
-        """Cancel the jobs: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
+        """Cancel the jobs that do not end: Slurm sends SIGTERM, which stops a run as Ctrl-C does."""
         self.queue.clear()
-        if not self.jobs:
-            return
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+            if self.jobs or not self._ended_in_time():
+                with stops_deferred():
+                    self._cancel()
+                self._ended_in_time()
+
+    def _cancel(self) -> None:
         if self.local:
             for job in self.jobs:
                 job.cancel()
         else:
             subprocess.run(["scancel", *self.arrays], check=False, capture_output=True)
-        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
-            until = time.monotonic() + 60  # Slurm kills a job 30 seconds (KillWait) after SIGTERM
-            while time.monotonic() < until and self._active():
-                time.sleep(0.2 if self.local else 1.0)
+
+    def _ended_in_time(self) -> bool:
+        """Wait for the end of all jobs; Slurm kills a job 30 seconds (KillWait) after SIGTERM."""
+        until = time.monotonic() + 60
+        while active := self._active():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.2 if self.local else 1.0)
+        return not active
 
     def _active(self) -> bool:
-        """Return whether one of all jobs that were submitted still runs."""
+        """Return whether one of all jobs that were submitted still runs, also one that has reported."""
         if self.local:
             return not all(job.done() for job in self.jobs)
-        listed = _slurm_queue()
+        listed = _slurm_queue() if self.arrays else set()
         return listed is None or any(number.partition("_")[0] in self.arrays for number in listed)
 
 
