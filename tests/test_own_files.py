@@ -39,7 +39,12 @@ def run(folder, out, *more, data="shapes.npz", matrix="T.csv"):
 @pytest.fixture
 def forget(monkeypatch):
     """Forgets where this process has seen files, as another process would."""
-    return lambda: monkeypatch.setattr("flnl_bench.data.own_files._places", {})
+
+    def forget_all():
+        monkeypatch.setattr("flnl_bench.data.own_files._places", {})
+        monkeypatch.setattr("flnl_bench.running.resolve._latest", {})
+
+    return forget_all
 
 
 def test_a_moved_file_finds_its_run_and_another_content_is_another_run(tmp_path, forget):
