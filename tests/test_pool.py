@@ -1,7 +1,6 @@
 """Worker processes give the numbers of one process."""
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import signal
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from flnl_bench.cli import main
 from flnl_bench.engine.devices import choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.pool import lend_images
@@ -19,7 +17,6 @@ from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine
 
 TWO = choose_devices("cpu", workers=2)
 FAST = {"fedgr", "fedfixer", "fednoro", "fedrn"}  # a teacher; a copy of the model; visits; others' models
-RUN = ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", "2", "--epochs", "1"]
 METHODS = [
     pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
     for name in sorted(default_methods().methods)
@@ -78,12 +75,12 @@ def test_the_death_of_a_worker_is_told(pooled):
         engine.run_round()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_leaves_the_decision_to_the_parent(pooled, stop):
+def test_a_signal_to_the_whole_group_leaves_the_decision_to_the_parent(pooled):
     engine = pooled("fedavg")
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid, stop)
-    engine.run_round()
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, stop)
+        engine.run_round()
 
 
 def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):
@@ -93,21 +90,6 @@ def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):
     assert files["train"] == (tmp_path / "images.npy", True)
     assert files["test"] == (tmp_path / "test.npy", False)
     assert np.array_equal(np.load(files["test"][0]), mapped[:6])
-
-
-def test_the_command_gives_the_same_rounds_with_workers(tmp_path):
-    rows = []
-    for place in ([], ["--workers", "2"]):
-        out = tmp_path / str(len(place))
-        with pytest.raises(SystemExit) as ended:
-            main([*RUN, "--out", str(out), *place])
-        assert ended.value.code == 0
-        (file,) = out.rglob("rounds.jsonl")
-        rows.append([json.loads(line) for line in file.read_text().splitlines()])
-    for row in (*rows[0], *rows[1]):
-        del row["seconds"]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 2
 
 
 class Diverged(Exception):
