@@ -104,7 +104,10 @@ def check(
 
 @contextlib.contextmanager
 def limited(seconds: float, what: str) -> Iterator[None]:
-    """Raise an error in the block when its time is over, where the system has timers."""
+    """Raise an error in the block when its time is over, where the system has timers.
+
+    The timer rings again: the error is lost if it is raised in code that ignores errors.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,7 +116,7 @@ def limited(seconds: float, what: str) -> Iterator[None]:
         raise BadInput(f"{what} did not end within {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
