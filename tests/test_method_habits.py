@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flnl_bench import Method, network_weights
-from flnl_bench.engine.devices import choose_devices, sent
+from flnl_bench.engine.devices import CPU, Devices, sent
 from flnl_bench.engine.engine import Engine
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 from flnl_bench.testing.methods import check_resumes, disturbed_engine
@@ -257,8 +257,8 @@ class SendsAndStacks(UsesOneBox, StacksTwice):
 
 
 def test_workers_get_what_one_process_would_get():
-    devices = choose_devices("cpu", workers=2)
-    shared = Engine(SendsAndStacks(), toy_dataset(), toy_scenario(), TOY_TRAINING, 1, devices)
+    elsewhere = Devices(CPU, (CPU,))
+    shared = Engine(SendsAndStacks(), toy_dataset(), toy_scenario(), TOY_TRAINING, 1, elsewhere)
     try:
         assert run_rounds(shared, 2) == run_rounds(toy_engine(SendsAndStacks()), 2)
     finally:
