@@ -28,7 +28,7 @@ from flnl_more.selfie import Selfie
 from flnl_more.server_steps import FedDyn, FedExP
 
 from flnl_bench import Method
-from flnl_bench.methods import default_methods
+from flnl_bench.methods import default_methods, is_shipped
 from flnl_bench.testing import CHECKS, toy_engine
 from flnl_bench.testing.methods import (
     check_blind,
@@ -118,6 +118,11 @@ ALONE = [
 )
 def test_conformance(method, check):
     check(method)
+
+
+def test_no_method_is_left_out():
+    shipped = set(filter(is_shipped, default_methods().methods))
+    assert {method.name for method in (*METHODS, *ALIKE)} == shipped
 
 
 class Late(FedAvg):
