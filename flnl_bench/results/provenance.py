@@ -202,10 +202,7 @@ def _file_of(module: str) -> Path | None:
 
 @functools.cache
 def _commit() -> str | None:
-    """Return the git commit of the sources, marked if files differ; None for an installed package.
-
-    Like the digests it is of the time of the first question: later commits are not the code of this process.
-    """
+    """Return the git commit of the sources when first asked, marked if files differ; None if installed."""
     source = Path(flnl_bench.__file__).parents[1]
     if not (source / ".git").exists():
         return None
