@@ -239,7 +239,7 @@ def method_page(name: str, title: str, overview: str) -> str:
                 ("sent in addition to FedAvg's M down, M and n_k up", sends),
                 ("forward and backward passes per sample; state", passes),
                 *([("the FedGR paper's formula", c)] if (c := declaration(name).paper_cost) else []),
-                *([("what it assumes", "; ".join(a))] if (a := assumptions_of(name)) else []),
+                *([("what it assumes", in_words(keys))] if (keys := methods.assumptions_of(name)) else []),
             ],
         ),
         f"## Where it differs from its sources\n\n{differs[:1].upper()}{differs[1:]}.\n\n"
@@ -251,9 +251,9 @@ def method_page(name: str, title: str, overview: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def assumptions_of(name: str) -> list[str]:
-    """Return the assumptions that a method declares, as words."""
-    return [f"it {ASSUMPTIONS[key]} (`{key}`)" for key in declaration(name).assumes]
+def in_words(assumptions: Sequence[str]) -> str:
+    """Write the assumptions of a method."""
+    return "; ".join(f"it {ASSUMPTIONS[key]} (`{key}`)" for key in assumptions)
 
 
 def as_markdown(docstring: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from flnl_bench.engine.ledger import count_work as count_work
 from flnl_bench.errors import BadInput
@@ -76,13 +76,6 @@ def sgd_step(
     for w, v, g in zip(weights, velocities, gradients, strict=True):
         v.mul_(momentum).add_(g + decay * w)
         w.sub_(lr * v)
-
-
-def squared_distances(model: nn.Module, anchor: nn.Module) -> Tensor:
-    """Return ‖w − w_a‖² of every parameter tensor [P], for a proximal term; only `model` gets a gradient."""
-    # Parameters alone: running statistics have no gradient and would only add a constant.
-    pairs = zip(model.parameters(), anchor.parameters(), strict=True)
-    return torch.stack([(w - fixed.detach()).square().sum() for w, fixed in pairs])
 
 
 @torch.no_grad()

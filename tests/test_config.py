@@ -95,9 +95,9 @@ def test_equal_configurations_have_equal_hashes_of_sixteen_digits():
 
 def test_a_folder_is_named_by_the_configuration():
     assert CONFIG.place.as_posix() == f"digits/iid/sym-1.0/fedprox/quick-s1-{CONFIG.hash}"
-    names = {"dataset": "npz:b.npz@0123abcd", "setting": "sym-1.0:0.2-0.4", "method": "fedgr/x"}
+    names = {"dataset": "npz:b.npz@0123456789abcdef", "setting": "sym-1.0:0.2-0.4", "method": "fedgr/x"}
     odd = dataclasses.replace(CONFIG, **names)
-    assert odd.place.parts[:5] == ("npz-b.npz@0123abcd", "iid", "sym-1.0_0.2-0.4", "fedgr", "x")
+    assert odd.place.parts[:5] == ("npz-b.npz@0123456789abcdef", "iid", "sym-1.0_0.2-0.4", "fedgr", "x")
 
 
 @pytest.mark.parametrize("name", ["setting", "partition", "preset", "method"])

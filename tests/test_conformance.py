@@ -10,69 +10,119 @@ from flnl_methods.fedgr_released import FedGRReleased
 from flnl_methods.fednoro import FedNoRo
 from flnl_methods.fedprox import FedProx
 from flnl_methods.fl_coteaching import FLCoteaching
+from flnl_methods.fl_coteaching_plus import FLCoteachingPlus
 from flnl_methods.fl_dividemix import FLDivideMix
+from flnl_more.cores import Cores, LocalCores
+from flnl_more.fedelc import FedELC
+from flnl_more.fedlsr import FedLSR
+from flnl_more.fedrg import FedRG
+from flnl_more.fedrn import FedRN
+from flnl_more.fedsir import FedSIR
 from flnl_more.jointopt import JointOpt
+from flnl_more.loss_correction import FedEFC, Forward
 from flnl_more.robust_aggregation import RFA, Krum, Median, TrimmedMean
 from flnl_more.robust_losses import ELR, GCE, SCE
+from flnl_more.robust_losses_reshaped import BiTempered, Focal, MixUp, NCEandMAE, NCEandRCE
+from flnl_more.rofl import RoFL
 from flnl_more.selfie import Selfie
+from flnl_more.server_steps import FedDyn, FedExP
 
 from flnl_bench import Method
-from flnl_bench.methods import default_methods
-from flnl_bench.testing import parametrize_with_checks, toy_engine
+from flnl_bench.methods import default_methods, is_shipped
+from flnl_bench.testing import CHECKS, toy_engine
 from flnl_bench.testing.methods import (
     check_blind,
     check_blind_clients,
+    check_deterministic,
     check_isolated,
+    check_order_of_clients,
     check_resumes,
     check_warmup,
+    disturbed_engine,
 )
 from flnl_bench.testing.plugin_entries import CannotTell
 
 METHODS = [
-    FedAvg,
-    FedProx,
-    FedGR,
+    FedAvg(),
+    FedProx(),
+    FedGR(),
     FedGR(high_noise_labels="pseudo+clean", noisy_client=0.3),
     FedGRReleased(),
     FedGRReleased(release="a"),
-    FLDivideMix,
-    FLCoteaching,
-    FedFixer,
+    FLDivideMix(),
+    FLCoteaching(),
+    FedFixer(),
     FedFixer(begin=1, beta=0.5, personal="kept", selection="batch", plain_sgd=True, forward_each_step=True),
-    FedDiv,
+    FedDiv(),
     FedDiv(filter_mode="release", persist_relabels=True, confidence=0.0),
-    FedCorr,
-    FedNoRo,
+    FedCorr(),
+    FedNoRo(),
     GCE(truncate=0.5, aggregator="multi-krum"),
-    ELR,
-    JointOpt,
-    Selfie,
+    ELR(),
+    JointOpt(),
+    Selfie(),
+    FedELC(),
+    FedLSR(),
+    FedRG(),
+    FedRN(),
+    FedSIR(class_floor=5, provider_floor=5),
+    FedEFC(monitor_share=0.0, patience=1, accuracy="training", view="weak"),
+    RoFL(),
+    FedDyn(),
 ]
 # Each differs from one above in a formula, which has tests of its own, and keeps nothing else.
 ALIKE = [
     FedGR(sieve="local"),
     FedGR(teacher="online", refine=False),
     FLDivideMix(gmm_fallback="reset_warmup"),
+    FLCoteachingPlus(disagree_from=1),
     FedCorr(chunk=2, prox="squared", eval_aug="weak"),
     FedNoRo(min_count=3, dist="global"),
-    SCE,
-    GCE,
+    SCE(),
+    GCE(),
+    NCEandRCE(),
+    NCEandMAE(),
+    Focal(),
+    BiTempered(),
+    MixUp(),
     Median(statistics="mean"),
-    TrimmedMean,
-    Krum,
-    RFA,
+    TrimmedMean(),
+    Krum(),
+    RFA(),
+    Cores(),
+    LocalCores(),
+    FedRG(fit="batch", rows="all", halved=False),
+    FedRN(keep="fp16", head_only_features=False, neighbours=1),
+    Forward(),
+    FedExP(),
 ]
 
 
-@parametrize_with_checks(METHODS, without=[check_blind_clients])  # tests of the pool compare all methods
-def test_conformance(check):
-    check()
+def check_numbers(method):
+    """It gives the same numbers whatever should not change them."""
+    check_resumes(method, disturbed_engine)
 
 
-@pytest.mark.slow
-@parametrize_with_checks(ALIKE, without=[check_blind_clients])
-def test_conformance_of_methods_like_others(check):
-    check()
+# Done at once by check_numbers. Tests of the pool compare all methods in other processes.
+TOGETHER = (check_deterministic, check_resumes, check_order_of_clients, check_isolated, check_blind)
+ALONE = [
+    check.function for check in CHECKS["method"] if check.function not in (*TOGETHER, check_blind_clients)
+]
+
+
+@pytest.mark.parametrize("check", [*ALONE, check_numbers])
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS, *(pytest.param(method, marks=pytest.mark.slow) for method in ALIKE)],
+    ids=lambda method: method.name,
+)
+def test_conformance(method, check):
+    check(method)
+
+
+def test_no_method_is_left_out():
+    shipped = set(filter(is_shipped, default_methods().methods))
+    assert {method.name for method in (*METHODS, *ALIKE)} == shipped
 
 
 class Late(FedAvg):
@@ -138,8 +188,9 @@ def test_the_kit_catches_state_on_the_class():
             self.calls.append(1)
             return super().loss(model, batch, client) * (1 + len(self.calls) / 100)
 
-    with pytest.raises(AssertionError):
-        check_resumes(Leaky())
+    for check in (check_resumes, check_numbers):
+        with pytest.raises(AssertionError):
+            check(Leaky())
 
 
 def test_the_kit_catches_state_that_is_not_checkpointed():
@@ -156,6 +207,8 @@ def test_the_kit_catches_state_that_is_not_checkpointed():
 
     with pytest.raises(AssertionError, match="resumed after round 1"):
         check_resumes(Forgetful())
+    with pytest.raises(AssertionError):
+        check_numbers(Forgetful())
 
 
 def test_the_kit_catches_a_message_that_bypasses_the_engine():
@@ -172,13 +225,15 @@ def test_the_kit_catches_a_message_that_bypasses_the_engine():
             box.append(1)
             return super().loss(model, batch, client) / (1 + len(box))
 
-    with pytest.raises(AssertionError):
-        check_isolated(Smuggler())
+    for check in (check_isolated, check_numbers):
+        with pytest.raises(AssertionError):
+            check(Smuggler())
 
 
 def test_true_labels_cannot_be_reached_from_a_client():
-    with pytest.raises(AttributeError):
-        check_blind(Peeking())
+    for check in (check_blind, check_numbers):
+        with pytest.raises(AttributeError):
+            check(Peeking())
 
 
 class Peeking(Method):

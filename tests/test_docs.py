@@ -10,6 +10,7 @@ import pytest
 import torch
 import typer.main
 from command_line import flnl, rounds_of, tiny
+from test_suite_execution import Inline
 
 from flnl_bench import Method, Update
 from flnl_bench.cli import app
@@ -87,6 +88,7 @@ def test_every_linked_file_is_there(path):
 
 def test_every_snippet_about_python_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flnl_bench.suite.api.LocalLauncher", Inline)
     names: dict[str, object] = {}
     for snippet in re.findall(r"^```python\n(.*?)^```", page("python.md"), re.M | re.S):
         exec(snippet, names)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import flnl
+from test_suite_execution import Inline
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -40,7 +41,8 @@ def test_the_tutorial_shows_the_files_of_the_examples():
     assert blocks("toml") == [(EXAMPLES / "suite.toml").read_text()]
 
 
-def test_every_step_of_the_tutorial_works(folder):
+def test_every_step_of_the_tutorial_works(folder, monkeypatch):
+    monkeypatch.setattr("flnl_bench.suite.api.LocalLauncher", Inline)
     (folder / "suite.toml").write_text(changed(blocks("toml")[0], SMALL | FEWER))
     small = {"--samples 600": "--samples 200", "--rounds 20": "--rounds 2", "--epochs 5": "--epochs 1"}
     for line in re.findall(r"^flnl-bench (.+)$", "".join(blocks("")), re.M):

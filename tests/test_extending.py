@@ -22,9 +22,40 @@ SNIPPETS = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S) 
 EXAMPLES = [snippets[0] for snippets in SNIPPETS]
 
 
+EXTRAS = {
+    "dataset": "bars",
+    "partition": "giant-0.5",
+    "setting": "dim-1.0",
+    "model": "mlp",
+}
+SUITE = """
+methods = ["fedavg"]
+datasets = ["bars"]
+partitions = ["giant-0.5"]
+settings = ["dim-1.0"]
+[training]
+model = "mlp"
+rounds = 3
+clients = 4
+epochs = 1
+samples = 200
+fraction = 0.5
+"""
+CALLS = """
+import json, sys
+from flnl_bench.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main([*arguments, "--json"])
+    except SystemExit as end:
+        print("exit code", end.code)
+"""
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """The command line in a process of its own, where the plugin of the page is installed."""
+    """The answers of three commands in a process for which the plugin of the page is installed."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "flnl_bench_extras.py").write_text("\n".join(EXAMPLES))
     about = folder / "flnl_bench_extras-0.1.dist-info"
@@ -32,23 +63,30 @@ def outside(tmp_path_factory):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flnl-bench-extras\nVersion: 0.1\n")
     (about / "entry_points.txt").write_text("[flnl_bench]\nextras = flnl_bench_extras\n")
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-
-    def call(*arguments):
-        code = "from flnl_bench.cli import main; main()"
-        command = [sys.executable, "-c", code, *map(str, arguments), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return call
-
-
-EXTRAS = {
-    "dataset": "bars",
-    "partition": "giant-0.5",
-    "setting": "dim-1.0",
-    "model": "mlp",
-}
+    (folder / "extras.toml").write_text(SUITE)
+    options = [part for name, value in EXTRAS.items() for part in (f"--{name}", value)]
+    commands = [
+        ["list", "plugins"],
+        ["suite", folder / "extras.toml", "--jobs", "1", "--out", folder / "suite"],
+        [
+            "run",
+            "--method",
+            "fedavg",
+            *options,
+            *TINY,
+            "--workers",
+            "2",
+            "--tracker",
+            "diary",
+            "--out",
+            folder,
+        ],
+    ]
+    command = [sys.executable, "-c", CALLS, json.dumps(commands, default=str)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    *documents, rest = done.stdout.split("exit code 0\n")
+    assert (len(documents), rest) == (3, ""), done.stderr
+    return dict(zip(("list", "suite", "run"), map(json.loads, documents), strict=True))
 
 
 def test_every_kind_has_a_page_with_an_example_of_its_hook():
@@ -57,25 +95,16 @@ def test_every_kind_has_a_page_with_an_example_of_its_hook():
 
 
 def test_the_plugin_of_the_page_is_listed_with_all_that_it_adds(outside):
-    (extras,) = [row for row in outside("list", "plugins")["plugins"] if row["name"] == "extras"]
+    (extras,) = [row for row in outside["list"]["plugins"] if row["name"] == "extras"]
     assert extras["distribution"] == "flnl-bench-extras"
     assert (extras["noises"], extras["partitions"]) == (["dim"], ["giant"])
     assert (extras["datasets"], extras["models"], extras["methods"]) == (["bars"], ["mlp"], [])
     assert (extras["trackers"], extras["version"], extras["failed"]) == (["diary"], "0.1", None)
 
 
-def test_a_suite_and_worker_processes_find_the_kinds_of_the_page(outside, tmp_path):
-    file = tmp_path / "extras.toml"
-    file.write_text(
-        'methods = ["fedavg"]\ndatasets = ["bars"]\npartitions = ["giant-0.5"]\nsettings = ["dim-1.0"]\n'
-        '[training]\nmodel = "mlp"\nrounds = 3\nclients = 4\nepochs = 1\nsamples = 200\nfraction = 0.5\n'
-    )
-    outside("suite", file, "--jobs", 1, "--out", tmp_path / "suite")
-    (suite,) = (tmp_path / "suite").rglob("rounds.jsonl")
-    options = [part for name, value in EXTRAS.items() for part in (f"--{name}", value)]
-    made = outside("run", "--method", "fedavg", *options, *TINY, "--workers", 2, "--out", tmp_path / "run",
-                   "--tracker", "diary")  # fmt: skip
-    rounds = Path(made["run_dir"], "rounds.jsonl")
+def test_a_suite_and_worker_processes_find_the_kinds_of_the_page(outside):
+    (planned,) = outside["suite"]["runs"]
+    suite, rounds = (Path(run["run_dir"], "rounds.jsonl") for run in (planned, outside["run"]))
 
     def numbers(path):
         return [

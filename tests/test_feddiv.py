@@ -195,9 +195,8 @@ def test_no_step_waits_for_the_device():
     assert_no_step_waits(make_engine)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_first_split_after_a_long_warm_up_finds_the_wrong_labels_of_the_toy_world(seed):
-    scenario = toy_scenario("sym-1.0:0.3-0.5", seed=seed)
+def test_the_first_split_after_a_long_warm_up_finds_the_wrong_labels_of_the_toy_world():
+    scenario = toy_scenario("sym-1.0:0.3-0.5")
     method = FedDiv(warmup_share=0.5)
     engine = toy_engine(method, scenario, rounds=20, fraction=1.0)
     run_rounds(engine, 11)

@@ -15,7 +15,7 @@ from waits import assert_no_step_waits
 from flnl_bench.api import Batch
 from flnl_bench.methods import default_methods
 from flnl_bench.numerics import sharpen
-from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 FIRST, SECOND, MU = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]), 0.3
 
@@ -33,11 +33,6 @@ def total(t=20, first=FIRST, second=SECOND, mu=MU, y=0, **options):
     batch = Batch((first, second), torch.tensor([y]), torch.tensor([0]), {"mu": mu})
     client = SimpleNamespace(round=t, terms=terms_of(100))
     return FedLSR(**options).loss(lambda view: view, batch, client)
-
-
-@parametrize_with_checks([FedLSR])
-def test_conformance(check):
-    check()
 
 
 # -- the terms ---------------------------------------------------------------------------------------

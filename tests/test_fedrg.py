@@ -12,20 +12,9 @@ from waits import assert_no_step_waits
 
 from flnl_bench.api import Batch
 from flnl_bench.engine.ledger import count_bytes
-from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 RELEASED = FedRG(fit="batch", rows="all", halved=False)
-
-
-@parametrize_with_checks([FedRG])
-def test_conformance(check):
-    check()
-
-
-@pytest.mark.slow
-@parametrize_with_checks([RELEASED])
-def test_conformance_of_the_released_form(check):
-    check()
 
 
 def matrix(*rows):

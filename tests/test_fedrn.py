@@ -16,7 +16,7 @@ from flnl_bench.api import Server, copy_weights, network_weights
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.engine.sgd import SGD
 from flnl_bench.numerics import clean_posterior, cosine, loss_mixture, min_max_scaled
-from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 EXPERTISE = {0: 0.9, 1: 0.5, 2: 0.7, 3: 0.3}
 OUTPUTS = {
@@ -24,17 +24,6 @@ OUTPUTS = {
 }
 LOSSES = np.array([0.1, 0.2, 0.3, 0.15, 2.0, 2.2, 1.9, 0.25])
 WEIGHTS = [0.500576, 0.299194, 0.200230]
-
-
-@parametrize_with_checks([FedRN])
-def test_conformance(check):
-    check()
-
-
-@pytest.mark.slow
-@parametrize_with_checks([FedRN(keep="fp16", head_only_features=False, neighbours=1)])
-def test_conformance_of_the_other_ways(check):
-    check()
 
 
 # -- neighbours --------------------------------------------------------------------------------------

@@ -21,15 +21,10 @@ from waits import assert_no_step_waits
 
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import class_counts, log_prior
-from flnl_bench.testing import parametrize_with_checks, run_rounds, toy_engine, toy_scenario
+from flnl_bench.testing import run_rounds, toy_engine, toy_scenario
 
 HALF = toy_scenario("sym-0.5:0.6-0.8")
 SMALL = FedSIR(class_floor=5, provider_floor=5)
-
-
-@parametrize_with_checks([SMALL])
-def test_conformance(check):
-    check()
 
 
 def matrix(*rows):

@@ -22,7 +22,6 @@ from flnl_bench.numerics import final_forget_rate, kept_count, mean_of_kept, sma
 from flnl_bench.testing import (
     TOY_TRAINING,
     degenerate_scenario,
-    parametrize_with_checks,
     run_rounds,
     toy_engine,
     toy_scenario,
@@ -332,12 +331,6 @@ def test_before_its_round_it_is_co_teaching_to_the_bit_and_then_sends_as_much():
     last = rows[-1]["clients"][0]
     numbers = plus.method.beliefs(plus.server, last, plus.federation.states[last]).numbers
     assert 0 <= numbers["disagreement"] <= 1
-
-
-@pytest.mark.slow
-@parametrize_with_checks([FLCoteachingPlus(disagree_from=1)])
-def test_conformance_of_plus(check):
-    check()
 
 
 def test_no_step_of_plus_waits_for_the_device():

@@ -13,7 +13,7 @@ from command_line import flnl, tiny
 from torch import nn
 
 from flnl_bench import Beliefs, Method
-from flnl_bench.engine.devices import choose_devices
+from flnl_bench.engine.devices import CPU, Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, BrokenContract
 from flnl_bench.methods import default_methods
@@ -246,7 +246,7 @@ def test_the_kit_sends_the_tasks_of_visits():
     ],
 )
 def test_workers_tell_what_cannot_be_sent(method, expected):
-    engine = Engine(method, toy_dataset(), toy_scenario(), TOY_TRAINING, 1, choose_devices("cpu", workers=2))
+    engine = Engine(method, toy_dataset(), toy_scenario(), TOY_TRAINING, 1, Devices(CPU, (CPU,)))
     try:
         with pytest.raises(BrokenContract) as told:
             engine.run_round()

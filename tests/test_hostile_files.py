@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import lzma
+import tempfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,17 +33,25 @@ FEW = {"row": np.arange(5), "client": np.zeros(5, int), "noise_kind": np.array([
 
 
 # -- the good files, and how each is read ------------------------------------------------------------
+@functools.cache
+def good_archive() -> bytes:
+    """The archive of an exported run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = write_run(Path(folder) / "theirs", drawn=True, training={"rounds": 3, "clients": CLIENTS})
+        (run / "beliefs.npz").write_bytes(npz(**BELIEFS))
+        good = Path(folder) / "good.zip"
+        assert flnl("results", "export", Path(folder) / "theirs", "-o", good).code == 0
+        return good.read_bytes()
+
+
 def archive(tmp_path, damage):
-    """Export a run, damage the members of the archive, and import it."""
-    run = write_run(tmp_path / "theirs", drawn=True, training={"rounds": 3, "clients": CLIENTS})
-    (run / "beliefs.npz").write_bytes(npz(**BELIEFS))
-    good, bad = tmp_path / "good.zip", tmp_path / "bad.zip"
-    assert flnl("results", "export", tmp_path / "theirs", "-o", good).code == 0
+    """Damage the members of an exported archive, and import it."""
+    good, bad = io.BytesIO(good_archive()), tmp_path / "bad.zip"
     damaged = damage(members_of(good))
     if isinstance(damaged, bytes):
         bad.write_bytes(damaged)
     elif callable(damaged):
-        bad.write_bytes(damaged(bytearray(good.read_bytes())))
+        bad.write_bytes(damaged(bytearray(good_archive())))
     else:
         write_members(bad, damaged)
     done = flnl("results", "import", bad, "--out", tmp_path / "mine")
@@ -409,7 +420,7 @@ def test_the_same_file_is_one_data_set_however_its_path_is_written(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.npz").write_text("x")
     names = {dataset_name(f"npz:{path}") for path in ("x.npz", "./a/../x.npz", tmp_path / "x.npz")}
-    assert names == {"npz:x.npz@2d711642"}
+    assert names == {"npz:x.npz@2d711642b726b044"}
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -162,7 +162,7 @@ def test_the_longest_name_that_fits_counts_also_across_plugins(install):
 def test_no_plugin_is_loaded_for_built_in_names(install):
     found = install(broken=ImportError("must not be loaded"))
     parse_setting("sym-1.0"), parse_setting("asym-super-1.0"), parse_partition("dir-0.3")
-    dataset_name("npz:x@12345678"), find_dataset("digits"), find_model("tiny-cnn")
+    dataset_name("npz:x@0123456789abcdef"), find_dataset("digits"), find_model("tiny-cnn")
     assert found.loaded == {}
     with pytest.raises(BadInput, match="did you mean 'resnet8'"):
         find_model("resnt8")

@@ -21,20 +21,9 @@ from waits import assert_no_step_waits
 
 from flnl_bench.api import Server
 from flnl_bench.engine.ledger import count_bytes
-from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 QUICK = FedEFC(monitor_share=0.0, patience=1)  # corrects from round 3 on in the toy world
-
-
-@parametrize_with_checks([FedEFC(monitor_share=0.0, patience=1, accuracy="training", view="weak")])
-def test_conformance(check):
-    check()
-
-
-@pytest.mark.slow
-@parametrize_with_checks([Forward])
-def test_conformance_of_forward(check):
-    check()
 
 
 def matrix(*rows):

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from two_networks import Fixed
 
 from flnl_bench import Server, Step, Terms
 from flnl_bench.numerics import (
@@ -29,7 +28,6 @@ from flnl_bench.numerics import (
     mixed,
     small_loss,
     soft_cross_entropy,
-    squared_distances,
     two_gaussians,
     uniform_penalty,
     with_mixup,
@@ -64,17 +62,6 @@ def test_one_bad_weight_makes_a_model_not_finite(bad):
     assert not is_finite({**good, "b": torch.tensor([0.0, bad])})
 
 
-def test_a_distance_pulls_the_model_and_not_its_anchor():
-    model, anchor = Fixed([1.0, 2, 3]), Fixed([0.0, 2, 5])
-    value = 0.1 * 0.5 * squared_distances(model, anchor).sum()
-    assert value.item() == pytest.approx(0.25)
-    value.backward()
-    assert model.z.grad.tolist() == pytest.approx([0.1, 0, -0.2])
-    assert anchor.z.grad is None
-    after = model.z - 0.01 * model.z.grad
-    assert after.tolist() == pytest.approx([0.999, 2.0, 3.002])
-
-
 @pytest.mark.parametrize("squared", [True, False])
 def test_a_pull_is_the_gradient_of_its_proximal_term(squared):
     start = [torch.randn(3, 2, generator=torch.Generator().manual_seed(i)) for i in range(4)]
@@ -90,13 +77,6 @@ def test_a_pull_is_the_gradient_of_its_proximal_term(squared):
 
 def test_sums_of_finite_weights_that_overflow_are_no_divergence():
     assert is_finite({"w": torch.full((4,), 3e38)})
-
-
-def test_a_distance_leaves_batchnorm_statistics_out():
-    one, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
-    other.running_mean += 5
-    other.num_batches_tracked += 100
-    assert squared_distances(one, other).tolist() == [0.0, 0.0]  # of weight and bias
 
 
 # -- losses ------------------------------------------------------------------------------------------

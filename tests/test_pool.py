@@ -1,7 +1,5 @@
 """Worker processes give the numbers of one process."""
 
-import dataclasses
-import json
 import multiprocessing
 import os
 import signal
@@ -10,16 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from flnl_bench.cli import main
-from flnl_bench.engine.devices import choose_devices
+from flnl_bench.engine.devices import CPU, Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.pool import lend_images
 from flnl_bench.methods import default_methods
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
-TWO = choose_devices("cpu", workers=2)
 FAST = {"fedgr", "fedfixer", "fednoro", "fedrn"}  # a teacher; a copy of the model; visits; others' models
-RUN = ["run", "--method", "fedavg", "--setting", "sym-1.0", "--rounds", "2", "--epochs", "1"]
 METHODS = [
     pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
     for name in sorted(default_methods().methods)
@@ -28,13 +23,12 @@ METHODS = [
 
 @pytest.fixture
 def pooled():
-    """Makes engines with two workers, and ends them."""
+    """Makes engines with worker processes, and ends them."""
     engines = []
 
-    def make(name, **changes):
-        method = default_methods().make(name, {}, {})
-        training = dataclasses.replace(TOY_TRAINING, **changes)
-        engine = Engine(method, toy_dataset(), toy_scenario(), training, 1, TWO)
+    def make(name, workers=2):
+        method, place = default_methods().make(name, {}, {}), Devices(CPU, (CPU,) * workers)
+        engine = Engine(method, toy_dataset(), toy_scenario(), TOY_TRAINING, 1, place)
         engines.append(engine)
         return engine
 
@@ -62,7 +56,7 @@ def test_two_workers_give_the_numbers_of_one_process(name, pooled):
 
 @pytest.mark.parametrize(("task", "kind"), [("divide", ZeroDivisionError), ("diverge", RuntimeError)])
 def test_what_goes_wrong_in_a_worker_is_told(pooled, task, kind):
-    engine = pooled("fedavg")
+    engine = pooled("fedavg", workers=1)
     with pytest.raises(kind) as told:
         engine.federation.visit([0, 1, 2], globals()[task])
     assert f"in {task}" in told.value.__notes__[0]
@@ -78,12 +72,12 @@ def test_the_death_of_a_worker_is_told(pooled):
         engine.run_round()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_leaves_the_decision_to_the_parent(pooled, stop):
-    engine = pooled("fedavg")
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid, stop)
-    engine.run_round()
+def test_a_signal_to_the_whole_group_leaves_the_decision_to_the_parent(pooled):
+    engine = pooled("fedavg", workers=1)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, stop)
+        engine.run_round()
 
 
 def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):
@@ -93,21 +87,6 @@ def test_images_that_are_a_map_of_a_file_are_not_copied(tmp_path):
     assert files["train"] == (tmp_path / "images.npy", True)
     assert files["test"] == (tmp_path / "test.npy", False)
     assert np.array_equal(np.load(files["test"][0]), mapped[:6])
-
-
-def test_the_command_gives_the_same_rounds_with_workers(tmp_path):
-    rows = []
-    for place in ([], ["--workers", "2"]):
-        out = tmp_path / str(len(place))
-        with pytest.raises(SystemExit) as ended:
-            main([*RUN, "--out", str(out), *place])
-        assert ended.value.code == 0
-        (file,) = out.rglob("rounds.jsonl")
-        rows.append([json.loads(line) for line in file.read_text().splitlines()])
-    for row in (*rows[0], *rows[1]):
-        del row["seconds"]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 2
 
 
 class Diverged(Exception):

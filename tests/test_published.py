@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import tomllib
 import zipfile
 from pathlib import Path
@@ -34,17 +35,23 @@ write_run = functools.partial(write_any_run, version=FedProx.version, drawn=True
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def shipped(tmp_path, monkeypatch):
-    """A package that ships two runs."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two runs, and a package that ships them; not to be changed."""
+    root = tmp_path_factory.mktemp("made")
     for seed in (1, 13):
-        run = write_run(tmp_path / "made", "fedprox", seed=seed, accuracy=60.0, code={"method": "a" * 16})
+        run = write_run(root / "made", "fedprox", seed=seed, accuracy=60.0, code={"method": "a" * 16})
         clients = RunFolder(run).read().config.training.clients
         write_beliefs(run / "beliefs.npz", beliefs(clients, seed))
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "published.json").write_text("{}")
+    ship(root / "made", root)
+    return root
+
+
+@pytest.fixture
+def shipped(made, tmp_path, monkeypatch):
+    """A copy, as the installed package."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
-    ship(tmp_path / "made", tmp_path)
     return tmp_path
 
 

@@ -277,7 +277,7 @@ def test_an_import_reads_each_file_a_fixed_number_of_times(tmp_path, monkeypatch
 
 def test_an_import_says_which_scenarios_it_could_not_draw_again(tmp_path, monkeypatch):
     monkeypatch.setenv("FLNL_DATA", str(tmp_path))
-    for dataset, seed in (("cifar10", 1), ("cifar10", 2), ("digits", 1), ("npz:x.npz@01234567", 1)):
+    for dataset, seed in (("cifar10", 1), ("cifar10", 2), ("digits", 1), ("npz:x.npz@0123456789abcdef", 1)):
         write_run(tmp_path / "theirs", dataset=dataset, seed=seed, training={"rounds": 2})
     assert flnl("results", "export", tmp_path / "theirs", "-o", tmp_path / "a.zip").code == 0
     done = flnl("results", "import", tmp_path / "a.zip", "--out", tmp_path / "mine", "--json")

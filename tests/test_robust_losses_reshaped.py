@@ -22,15 +22,9 @@ from waits import assert_no_step_waits
 from flnl_bench.api import Batch
 from flnl_bench.engine.ledger import count_bytes
 from flnl_bench.numerics import mixed
-from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 ALL = [NCEandRCE(), NCEandMAE(), Focal(), BiTempered(), MixUp()]
-
-
-@pytest.mark.slow
-@parametrize_with_checks([NCEandRCE, NCEandMAE, Focal, BiTempered, MixUp])
-def test_conformance(check):
-    check()
 
 
 # -- active and passive ------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from flnl_bench.numerics import cosine, entropy, kept_count
 from flnl_bench.testing import (
     TOY_TRAINING,
     degenerate_scenario,
-    parametrize_with_checks,
     run_rounds,
     toy_engine,
     toy_scenario,
@@ -34,11 +33,6 @@ LABELS, PREDICTED = [0, 0, 2, 2], [0, 1, 2, 1]
 
 def near(values, expected):
     np.testing.assert_allclose(values.detach().numpy(), expected, atol=1e-5)
-
-
-@parametrize_with_checks([RoFL])
-def test_conformance(check):
-    check()
 
 
 # -- centroids ---------------------------------------------------------------------------------------

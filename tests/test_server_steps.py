@@ -9,18 +9,7 @@ from flnl_more.server_steps import FedDyn, FedExP, extrapolated
 
 from flnl_bench.api import Server, Terms, Update
 from flnl_bench.engine.ledger import count_bytes
-from flnl_bench.testing import TOY_TRAINING, parametrize_with_checks, run_rounds, toy_engine
-
-
-@parametrize_with_checks([FedDyn])
-def test_conformance(check):
-    check()
-
-
-@pytest.mark.slow
-@parametrize_with_checks([FedExP])
-def test_conformance_of_fedexp(check):
-    check()
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_engine
 
 
 def weights(*values):

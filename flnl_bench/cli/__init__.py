@@ -86,9 +86,7 @@ def _execute(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; every error that a user can cause is one line on stderr."""
     try:
         check_not_empty(sys.argv[1:] if arguments is None else arguments)
-        command = typer.main.get_command(app)
-        adapt_options(command)
-        code = command(args=arguments, prog_name="flnl-bench", standalone_mode=False)
+        code = all_commands()(args=arguments, prog_name="flnl-bench", standalone_mode=False)
     except Interrupted as stopped:
         return _fail(INTERRUPTED, str(stopped))
     except KeyboardInterrupt:  # typer catches it only while a command runs
@@ -105,6 +103,14 @@ def _execute(arguments: Sequence[str] | None) -> int:
         where = f": {error.filename}" if error.filename else ""
         return _fail(BAD_INPUT, f"{error.strerror or one_line(error)}{where}")
     return _fail(INTERRUPTED, "interrupted") if code == INTERRUPTED else int(code or 0)
+
+
+@functools.cache  # typer needs longer to make them than most commands need
+def all_commands() -> Any:
+    """Make the commands of `app`, with our rules for options."""
+    command = typer.main.get_command(app)
+    adapt_options(command)
+    return command
 
 
 def check_not_empty(arguments: Sequence[str]) -> None:

@@ -109,7 +109,8 @@ def check(
 def limited(seconds: float, what: str) -> Iterator[None]:
     """Raise an error in the block when its time is over, where the system has timers.
 
-    If the block continues, because it catches all errors or runs in C, the process ends with its traceback.
+    The timer rings every second, because the error is lost in code that ignores errors. If the block still
+    continues, because it catches all of them or runs in C, the process ends with its traceback.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
@@ -119,10 +120,9 @@ def limited(seconds: float, what: str) -> Iterator[None]:
         raise BadInput(f"{what} did not end within {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(
-        seconds + GRACE, exit=True, file=2
-    )  # a notebook has no sys.stderr.fileno
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    # Not to sys.stderr: a notebook's has no file descriptor.
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=2)
     try:
         yield
     finally:

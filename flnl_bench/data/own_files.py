@@ -17,7 +17,9 @@ from flnl_bench.data.dataset import data_root
 from flnl_bench.data.image_digest import file_stamps, settled
 from flnl_bench.errors import BadInput, MissingData, one_line
 
-OWN_NAME = re.compile(r"(?P<label>[\w.+-]+)@(?P<digest>[0-9a-f]{8})")
+OWN_NAME = re.compile(
+    r"(?P<label>[\w.+-]+)@(?P<digest>[0-9a-f]{16})"
+)  # long enough that nobody finds two such files
 LONGEST_LABEL = 40  # characters, because it becomes a part of the names of folders
 _places: dict[str, Path] = {}  # of the names that this process has given
 _digests: dict[str, str] = {}  # by the states of files
@@ -94,10 +96,10 @@ def _digest(path: Path) -> str:
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
     if path.is_file():
-        digest = digests[path][:8]
+        digest = digests[path][:16]
     else:
         lines = (f"{digest}  {file.relative_to(path).as_posix()}\n" for file, digest in digests.items())
-        digest = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()[:8]
+        digest = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
     if stamps and settled(stamps):
         _digests[repr(stamps)] = digest
     return digest

@@ -43,6 +43,9 @@ def provenance(config: RunConfig, method: Method, device: torch.device, workers:
     }
 
 
+_version = functools.cache(version)  # it reads files
+
+
 def machine(device: torch.device | None = None) -> dict[str, Any]:
     """Return the facts that decide how numbers are rounded: equal ones give equal bits.
 
@@ -51,7 +54,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
     libraries = ("torch", "torchvision", "numpy", "scipy", "scikit-learn")
     kind = device.type if device else "cpu"
     return {
-        "libraries": {name: version(name) for name in libraries},
+        "libraries": {name: _version(name) for name in libraries},
         "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cpu": cpu_model(),
@@ -197,8 +200,9 @@ def _file_of(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
+@functools.cache
 def _commit() -> str | None:
-    """Return the git commit of the sources, marked if files differ; None for an installed package."""
+    """Return the git commit of the sources when first asked, marked if files differ; None if installed."""
     source = Path(flnl_bench.__file__).parents[1]
     if not (source / ".git").exists():
         return None

@@ -107,7 +107,7 @@ def worker_arguments(
         below = shipped is not None and path.resolve().is_relative_to(shipped)
         return path.resolve().relative_to(shipped) if below and shipped else path
 
-    options, config, preset = planned.options, planned.config, planned.options.preset
+    options, preset = planned.options, planned.options.preset
     if preset.endswith(".toml"):
         preset = str(there(Path(preset)))
     data_dir = options.data_dir and there(options.data_dir)
@@ -116,9 +116,7 @@ def worker_arguments(
         dataset, setting = with_paths(config.dataset, there), with_paths(config.setting, there)
         options = replace(options, dataset=dataset, setting=setting)
     options = replace(options, out=options.out.absolute(), data_dir=data_dir, preset=preset)
-    # The names in the configuration have absolute paths.
-    options = replace(options, dataset=config.dataset, partition=config.partition, setting=config.setting)
-    return PlannedRun(options, config), retry_failed, [there(file) for file in files_in_use()]
+    return PlannedRun(options, planned.config), retry_failed, [there(file) for file in files_in_use()]
 
 
 def conduct(suite: SuiteProgress, launcher: Launcher, watch: Callable[[SuiteProgress], None]) -> None:
