@@ -64,9 +64,7 @@ class Training:
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         if self.stack > 1 and self.compile != "off":
-            raise BadInput(
-                f"stack {self.stack} and compile {self.compile} exclude each other; use one of them"
-            )
+            raise BadInput(f"stack {self.stack} needs compile off, not {self.compile}")
 
     @property
     def sampled_clients(self) -> int:

@@ -2,16 +2,18 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from command_line import flnl, rounds_of, tiny
+from command_line import flnl
 from pretended_cuda import CUDA, pretended_cuda
 from torch import nn
 
 import flnl_bench as fb
 from flnl_bench import Method
+from flnl_bench.cli.outcome import cost_line
 from flnl_bench.engine.devices import CPU, Devices, choose_devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.engine.stacked import Stack, can_stack
@@ -21,8 +23,7 @@ from flnl_bench.models.networks import Network
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
 STACK = 3  # the clients of a round of the toy world
-# Their losses pass mixed or joined images through the networks, not views of the batch.
-ALONE = {"fedcorr", "feddiv", "fl-dividemix", "mixup"}
+ALONE = {"fedcorr", "feddiv", "mixup"}  # their losses pass mixed images through the networks
 QUICK = ("fedavg", "fedprox", "fl-coteaching", "mixup")
 
 
@@ -64,9 +65,8 @@ def test_a_stack_has_the_numbers_of_the_reference_except_for_rounding(name, doub
     count, stacked = steps(rows)
     assert (stacked == 0) == (name in ALONE)
     assert stacked <= count
-    first = zip(expected[0].items(), rows[0].items(), strict=True)
-    for (key, value), (_, ours) in first:
-        assert ours == (value if key == "class_accuracy" else pytest.approx(value, abs=1e-9)), key
+    for key in ("train_loss", "loss"):
+        assert rows[0][key] == pytest.approx(expected[0][key], abs=1e-6)  # the training loss is a float32
     if name in QUICK:
         torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-10)
     else:  # training multiplies differences of rounding
@@ -74,17 +74,15 @@ def test_a_stack_has_the_numbers_of_the_reference_except_for_rounding(name, doub
     assert [without_floats(row) for row in rows] == [without_floats(row) for row in expected]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedgr"])
-def test_clients_of_different_sizes_join_in_the_steps_with_equal_batches(name, double):
+def test_clients_of_different_sizes_join_in_the_steps_with_equal_batches(double):
     scenario = toy_scenario("sym-0.5", "dir-0.3", seed=2)
-    changes = {"fraction": 1.0, "batch_size": 8}
-    (alone, together), (_, rows) = both(make(name), 1, scenario, **changes)
+    (alone, together), (_, rows) = both(make("fedavg"), 1, scenario, fraction=1.0, batch_size=8)
     count, stacked = steps(rows)
     assert 0 < stacked < count
     torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-10)
 
 
-def test_in_single_precision_a_stack_is_near(tmp_path):
+def test_in_single_precision_a_stack_is_near():
     (alone, together), _ = both(make("fedavg"), 1)
     torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=1e-3, atol=1e-4)
     assert not all(torch.equal(w, together.server.weights[n]) for n, w in alone.server.weights.items())
@@ -92,19 +90,16 @@ def test_in_single_precision_a_stack_is_near(tmp_path):
 
 def test_a_client_that_diverges_does_not_touch_the_others(double):
     class Broken(Method):
-        """One client has an infinite loss."""
+        """Clients whose first label is 2 have infinite losses."""
 
         name = "broken"
 
         def loss(self, model, batch, client):
-            first = client.scratch.setdefault("first", client.terms.clients == 6 and client.size > 0)
-            return super().loss(model, batch, client) * (float("inf") if first and self.hit(client) else 1.0)
-
-        def hit(self, client):
-            return int(client.y[0]) == 2
+            return super().loss(model, batch, client) * torch.where(client.y[0] == 2, float("inf"), 1.0)
 
     (alone, together), (_, rows) = both(Broken(), 1, fraction=1.0)
     assert steps(rows)[1] > 0
+    assert not math.isfinite(rows[0]["train_loss"])
     torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-10)
 
 
@@ -141,7 +136,9 @@ def test_a_stack_has_the_outputs_gradients_and_statistics_of_its_networks(name, 
     outputs = Stack(together).outputs(chosen, list(images))
     torch.testing.assert_close(outputs, expected)
     for both_outputs in (expected, outputs):
-        sum((f.square().sum() + z.square().sum()) * (k + 1) for k, (f, z) in enumerate(both_outputs)).backward()
+        sum(
+            (f.square().sum() + z.square().sum()) * (k + 1) for k, (f, z) in enumerate(both_outputs)
+        ).backward()
     for k, (one, other) in enumerate(zip(alone, together, strict=True)):
         torch.testing.assert_close(one.state_dict(), other.state_dict())
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
@@ -239,31 +236,35 @@ def test_a_copy_of_a_model_computes_its_own_outputs():
 
 
 # -- on a GPU that is not there ------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["fedavg", "fedgr"])
-def test_a_stack_never_mixes_devices_and_waits_no_more_often(name):
-    training = dataclasses.replace(TOY_TRAINING, clients=2, fraction=1.0, epochs=2, rounds=4)
+def test_a_stack_never_mixes_devices_waits_no_more_often_and_launches_fewer_kernels():
     counts = []
     with pretended_cuda() as device:
-        for stack in (1, 2):
-            changed = dataclasses.replace(training, stack=stack)
-            scenario = toy_scenario()
-            scenario = dataclasses.replace(scenario, clients=scenario.clients[:2])
-            engine = Engine(make(name), toy_dataset(), scenario, changed, 1, Devices(CUDA))
+        for stack in (1, 6):
+            training = dataclasses.replace(TOY_TRAINING, fraction=1.0, rounds=2, stack=stack)
+            engine = Engine(make("fedgr"), toy_dataset(), toy_scenario(), training, 1, Devices(CUDA))
             device.reset()
             report = engine.run_round()
             counts.append((device.synchronisations, device.kernels))
-        assert report.counts["stacked"] > 0
+    assert report.counts["stacked"] > 0
     (waits, kernels), (waits_stacked, kernels_stacked) = counts
     assert waits_stacked <= waits
     assert kernels_stacked < kernels
 
 
 # -- runs --------------------------------------------------------------------------------------------
-def test_a_stacked_run_is_another_run_and_says_so(tmp_path):
-    def run(*more):
-        return flnl(*tiny(tmp_path, "--fraction", "1", *more))
+def test_a_stacked_run_is_another_run_with_a_table_of_its_own_and_counts_its_steps(tmp_path):
+    small = {"samples": 60, "clients": 2, "fraction": 1.0, "rounds": 1, "epochs": 2}
+    runs = [fb.run("fedavg", "sym-1.0", out=tmp_path, stack=stack, **small) for stack in (1, 2)]
+    assert runs[0].folder != runs[1].folder
+    assert runs[0].identity != runs[1].identity
+    assert [run.config.training.stack for run in runs] == [1, 2]
+    assert [run.summary.counts.get("stacked") for run in runs] == [None, 2]
+    assert cost_line(runs[1].summary).endswith("2 of 4 steps stacked")
+    tables = flnl("leaderboard", tmp_path, "--format", "json").json["tables"]
+    assert [table["training"]["stack"] for table in tables] == [1, 2]
+    runs[1].confirmed(runs[1].read_rounds())
 
-    plain, stacked = run("--json").json, run("--stack", "2", "--json").json
-    assert plain["run_dir"] != stacked["run_dir"]
-    config = fb.load_results(tmp_path)
-    assert sorted(record.config.training.stack for record in config.runs) == [1, 2]
+
+def test_stacks_are_not_compiled():
+    with pytest.raises(fb.BadInput, match="stack 2 needs compile off, not default"):
+        dataclasses.replace(TOY_TRAINING, stack=2, compile="default")

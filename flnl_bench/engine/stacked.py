@@ -1,9 +1,9 @@
 """Clients that train together: one pass through the networks of several clients, with far fewer kernels.
 
-Convolutions of n clients are one convolution with n groups. Everything else is the code of the reference
-code, client by client: hooks, losses, optimiser, messages. So every method can run here; joined are its passes over
-whole views of a batch, for clients whose batches have the same size, from their second step on. The first step
-shows which passes the loss has.
+Convolutions of n clients are one convolution with n groups. All else is the code of the reference executor,
+client by client: hooks, losses, optimiser, messages. So every method can run here. Joined are the passes over
+whole views of a batch, for clients with batches of one size, from their second step on: the first one shows
+which passes the loss has.
 
 The numbers are those of the reference executor except for rounding, because a grouped convolution adds up in
 another order.
@@ -103,7 +103,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for the inputs of the chosen clients."""
-        return self.join([self.members[k] for k in self.chosen], x)
+        y: Tensor = self.join([self.members[k] for k in self.chosen], x)
+        return y
 
 
 def stack_modules(members: Members, chosen: list[int]) -> nn.Module:
