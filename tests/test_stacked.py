@@ -208,6 +208,15 @@ class Drawing(Changing):
         return super().loss(model, batch, client) * torch.rand(len(batch.y))
 
 
+class Writing(Method):
+    """Writes to its logits."""
+
+    name = "writing"
+
+    def loss(self, model, batch, client):
+        return F.cross_entropy(model(batch.x).mul_(2), batch.y, reduction="none")
+
+
 class Twice(Method):
     """Passes a view twice."""
 
@@ -219,7 +228,7 @@ class Twice(Method):
         return F.cross_entropy(model(batch.x), labels, reduction="none")
 
 
-@pytest.mark.parametrize("method", [Changing, Drawing, Twice])
+@pytest.mark.parametrize("method", [Changing, Drawing, Twice, Writing])
 def test_what_cannot_be_stacked_has_the_bits_of_the_reference(method):
     (alone, together), (expected, rows) = both(method(), 3)
     assert steps(rows) == (36, 0)

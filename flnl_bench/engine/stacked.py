@@ -15,6 +15,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ Passes = tuple[tuple[int, int], ...]  # of one step: number of the network, numb
 TOLERANCE = 1e-3  # of the trial of a network, in float32
 
 
-class CannotStack(Exception):
+class CannotStack(RuntimeError):
     """Clients do something that cannot be done for several of them together."""
 
 
@@ -50,13 +51,20 @@ def _convolve(members: Members, x: Tensor) -> Tensor:
     return F.conv2d(x, weight, bias, one.stride, one.padding, one.dilation, len(members) * one.groups)
 
 
+def _by_client(x: Tensor, count: int) -> Tensor:
+    y: Tensor = x.unflatten(1, (count, -1)).transpose(0, 1)  # [B, n·D] → [n, B, D]
+    return y
+
+
+def _multiply_by_client(members: Members, x: Tensor) -> Tensor:
+    weight = torch.stack([member.weight for member in members]).transpose(1, 2)  # [n, I, O]
+    if members[0].bias is None:
+        return torch.bmm(x, weight)
+    return torch.baddbmm(torch.stack([member.bias for member in members]).unsqueeze(1), x, weight)
+
+
 def _multiply(members: Members, x: Tensor) -> Tensor:
-    weight = torch.stack([member.weight for member in members])  # [n, O, I]
-    inputs = x.unflatten(1, (len(members), -1)).transpose(0, 1)  # [n, B, I]
-    outputs = torch.bmm(inputs, weight.transpose(1, 2))
-    if members[0].bias is not None:
-        outputs = outputs + torch.stack([member.bias for member in members]).unsqueeze(1)
-    return outputs.transpose(0, 1).flatten(1)
+    return _multiply_by_client(members, _by_client(x, len(members))).transpose(0, 1).flatten(1)
 
 
 def _normalise_batch(members: Members, x: Tensor) -> Tensor:
@@ -75,8 +83,9 @@ def _normalise_groups(members: Members, x: Tensor) -> Tensor:
 
 
 def _apply_to_images(members: Members, x: Tensor) -> Tensor:
-    y: Tensor = members[0](x.unflatten(1, (len(members), -1)).flatten(0, 1))  # [B·n, C, …]
-    return y.unflatten(0, (-1, len(members))).flatten(1, 2)
+    y = members[0](x.unflatten(1, (len(members), -1)).flatten(0, 1))  # [B·n, C, …]
+    joined: Tensor = y.unflatten(0, (-1, len(members))).flatten(1, 2)
+    return joined
 
 
 LAYERS: dict[type[nn.Module], Callable[[Members, Tensor], Tensor]] = {
@@ -128,19 +137,19 @@ class Stack:
     """The networks of several clients as one network."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
-        self.compute = networks[0].compute
+        self.compute, self.heads = networks[0].compute, [network.head for network in networks]
+        if type(self.heads[0]) is not nn.Linear:
+            raise CannotStack(f"{type(self.heads[0]).__name__} is no head that can be stacked")
         self.chosen: list[int] = []
         self.backbone = stack_modules([network.backbone for network in networks], self.chosen)
-        self.head = stack_modules([network.head for network in networks], self.chosen)
 
     def outputs(self, clients: Sequence[int], images: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return features and logits of a batch of each of some clients; all batches have the same size."""
         self.chosen[:] = clients
-        features = self.compute(
-            self.backbone, torch.cat(list(images), 1).contiguous(memory_format=MEMORY_FORMAT)
-        )
-        logits = self.compute(self.head, features)
-        return list(zip(features.chunk(len(clients), 1), logits.chunk(len(clients), 1), strict=True))
+        x = torch.cat(list(images), 1).contiguous(memory_format=MEMORY_FORMAT)
+        features = _by_client(self.compute(self.backbone, x), len(clients))  # [n, B, D]
+        head = partial(_multiply_by_client, [self.heads[k] for k in clients])
+        return list(zip(features, self.compute(head, features), strict=True))
 
 
 @torch.no_grad()
@@ -231,12 +240,11 @@ class StackedWorker(ClientWorker):
     """Trains the clients of a group together: all take a step, then all take the next one."""
 
     def __post_init__(self) -> None:
-        """Build a reference worker for each client of a group; this one is the first of them."""
+        """Build a reference worker for each client of a group, next to this one, which visits and tests."""
         super().__post_init__()
         own = (self.method, self.terms, self.images, self.training)
-        workers = [
-            ClientWorker(*own, copy.deepcopy(self.model), self.seed) for _ in range(self.training.stack)
-        ]
+        most = min(self.training.stack, self.terms.clients)
+        workers = [ClientWorker(*own, copy.deepcopy(self.model), self.seed) for _ in range(most)]
         self.lanes = [Lane(number, worker) for number, worker in enumerate(workers)]
         networks = [lane.networks for lane in self.lanes]
         fits = all(can_stack(network, self.images.shape, self.device) for network in networks[0])
@@ -254,10 +262,8 @@ class StackedWorker(ClientWorker):
                 before = generator_states(self.device)
                 replies = self._train_together(weights, copies)
                 if not torch.equal(before, generator_states(self.device)):
-                    raise CannotStack(
-                        "hooks draw from torch's own generator, which each client has for itself"
-                    )
-        except CannotStack:
+                    raise CannotStack("hooks draw from torch's own generator: each client has one of its own")
+        except RuntimeError:  # also of torch, if a loss writes to its logits; a method's mistake comes again
             take_work()
             replies = super().train_group(weights, calls)
         replies[0].cost.add(work)

@@ -51,7 +51,7 @@ class Network(nn.Module):
         ready = self.ahead(part, x) if self.ahead else None
         return self.compute(part, x) if ready is None else ready
 
-    def compute(self, part: nn.Module, x: Tensor) -> Tensor:
+    def compute(self, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Compute the output of a part, in the precision of the run."""
         if not self.autocasts:
             outputs: Tensor = part(x)
