@@ -61,16 +61,16 @@ def without_floats(value):
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in default_methods().methods],
 )
 def test_a_stack_has_the_numbers_of_the_reference_except_for_rounding(name, double):
-    (alone, together), (expected, rows) = both(make(name), 1 if name in QUICK else 6)
+    (alone, together), (expected, rows) = both(make(name), 1)
+    torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-10)
+    for key in ("train_loss", "loss"):
+        assert rows[0][key] == pytest.approx(expected[0][key], abs=1e-6)  # the training loss is a float32
+    if name not in QUICK:  # beyond the warm-up; training multiplies differences of rounding
+        expected, rows = expected + run_rounds(alone), rows + run_rounds(together)
+        torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-6)
     count, stacked = steps(rows)
     assert (stacked == 0) == (name in ALONE)
     assert stacked <= count
-    for key in ("train_loss", "loss"):
-        assert rows[0][key] == pytest.approx(expected[0][key], abs=1e-6)  # the training loss is a float32
-    if name in QUICK:
-        torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-10)
-    else:  # training multiplies differences of rounding
-        torch.testing.assert_close(together.server.weights, alone.server.weights, rtol=0, atol=1e-5)
     assert [without_floats(row) for row in rows] == [without_floats(row) for row in expected]
 
 
