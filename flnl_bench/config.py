@@ -144,7 +144,7 @@ class RunConfig:
         return _as_folder(self.setting.replace(":", "_"))[:100]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values, for JSON and the hash."""
         values = {name: getattr(self, name) for name in _CONFIG_FIELDS}
         training = {**vars(self.training)}
         if self.training.stack == 1:  # runs that are older than this field keep their hash
@@ -153,7 +153,7 @@ class RunConfig:
 
     def flat(self) -> dict[str, Any]:
         """Return plain values without nesting: `method`, `training.lr`, `hyperparameters.mu`, …"""
-        values = self.as_dict()
+        values = self.as_dict() | {"training": vars(self.training)}
         for part in ("training", "hyperparameters"):
             values |= {f"{part}.{name}": value for name, value in values.pop(part).items()}
         return values

@@ -20,6 +20,7 @@ from flnl_bench.engine.stacked import Stack, can_stack
 from flnl_bench.methods import default_methods
 from flnl_bench.models import make_network
 from flnl_bench.models.networks import Network
+from flnl_bench.scenario import draw_scenario
 from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset, toy_engine, toy_scenario
 
 STACK = 3  # the clients of a round of the toy world
@@ -146,6 +147,16 @@ def test_a_stack_has_the_outputs_gradients_and_statistics_of_its_networks(name, 
             torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_a_stack_of_single_images_keeps_the_running_statistics(double):
+    torch.manual_seed(0)
+    alone = [make_network("tiny-cnn", channels=1, classes=3) for _ in range(2)]
+    together, images = copy.deepcopy(alone), torch.randn(2, 1, 1, 4, 4)  # maps of one position at the end
+    expected = [network.both(x) for network, x in zip(alone, images, strict=True)]
+    torch.testing.assert_close(Stack(together).outputs([0, 1], list(images)), expected)
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.state_dict(), other.state_dict())
+
+
 class Competing(nn.Module):
     """A softmax over channels, right for the channels of one client only."""
 
@@ -246,11 +257,12 @@ def test_a_copy_of_a_model_computes_its_own_outputs():
 
 # -- on a GPU that is not there ------------------------------------------------------------------------
 def test_a_stack_never_mixes_devices_waits_no_more_often_and_launches_fewer_kernels():
-    counts = []
+    counts, data = [], toy_dataset(60, 20)
+    scenario = draw_scenario(data, partition="iid", setting="sym-0.5", clients=6, seed=1)
     with pretended_cuda() as device:
         for stack in (1, 6):
             training = dataclasses.replace(TOY_TRAINING, fraction=1.0, rounds=2, stack=stack)
-            engine = Engine(make("fedgr"), toy_dataset(), toy_scenario(), training, 1, Devices(CUDA))
+            engine = Engine(make("fedavg"), data, scenario, training, 1, Devices(CUDA))
             device.reset()
             report = engine.run_round()
             counts.append((device.synchronisations, device.kernels))

@@ -26,7 +26,7 @@ from flnl_bench.api import Batch, Weights
 from flnl_bench.engine.client import Call, ClientWorker, Reply, networks_of
 from flnl_bench.engine.devices import MEMORY_FORMAT, generator_states, seeded, sent
 from flnl_bench.engine.ledger import take_work
-from flnl_bench.models.networks import Network
+from flnl_bench.models.networks import BatchNorm, Network
 from flnl_bench.random_streams import seed_of
 
 Members = Sequence[Any]  # the same module in the networks of several clients
@@ -70,8 +70,10 @@ def _multiply(members: Members, x: Tensor) -> Tensor:
 def _normalise_batch(members: Members, x: Tensor) -> Tensor:
     one, weight, bias = members[0], _joined(members, "weight"), _joined(members, "bias")
     mean, var = _joined(members, "running_mean"), _joined(members, "running_var")
-    y = F.batch_norm(x, mean, var, weight, bias, one.training or mean is None, one.momentum, one.eps)
-    if one.training and mean is not None and var is not None:
+    single = isinstance(one, BatchNorm) and x.numel() == x.shape[1]  # has no variance
+    trains = one.training and not single
+    y = F.batch_norm(x, mean, var, weight, bias, trains or mean is None, one.momentum, one.eps)
+    if trains and mean is not None and var is not None:
         kept = [getattr(member, name) for name in ("running_mean", "running_var") for member in members]
         torch._foreach_copy_(kept, [*mean.chunk(len(members)), *var.chunk(len(members))])
     return y
@@ -91,6 +93,7 @@ def _apply_to_images(members: Members, x: Tensor) -> Tensor:
 LAYERS: dict[type[nn.Module], Callable[[Members, Tensor], Tensor]] = {
     nn.Conv2d: _convolve,
     nn.Linear: _multiply,
+    BatchNorm: _normalise_batch,
     nn.BatchNorm1d: _normalise_batch,
     nn.BatchNorm2d: _normalise_batch,
     nn.GroupNorm: _normalise_groups,
@@ -188,13 +191,13 @@ class Lane:
             network.ahead = self._ready_output
 
     def start(self, weights: Weights, call: Call) -> None:
-        """Start a training, and go to its first step."""
+        """Start a training, up to its first step."""
         self._stages, self._stacked = self.worker.stages(weights, call), 0
         self.passes: Passes | None = None  # of the step before; None: unknown, or not only over whole views
-        self.go_on()
+        self.advance()
 
-    def go_on(self) -> None:
-        """Finish a step, and go to the next one."""
+    def advance(self) -> None:
+        """Finish a step, and run up to the next one."""
         self._ready: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._asked: list[tuple[int, int | None]] = []
         try:
@@ -278,7 +281,7 @@ class StackedWorker(ClientWorker):
             self._join_passes(active)
             torch.stack([lane.loss() for lane in active]).sum().backward()
             for lane in active:
-                lane.go_on()
+                lane.advance()
         return [lane.reply for lane in lanes]
 
     def _join_passes(self, active: Sequence[Lane]) -> None:
