@@ -1,4 +1,4 @@
-"""Clients that train together: one pass through the networks of several clients, with far fewer kernels.
+"""Clients that train together: one pass through the networks of several clients, with fewer kernels.
 
 Convolutions of n clients are one convolution with n groups. All else is the code of the reference executor,
 client by client: hooks, losses, optimiser, messages. So every method can run here. Joined are the passes over
