@@ -25,7 +25,7 @@ STATE_PLACES = ("auto", "device", "host", "disk")  # where the states of clients
 COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
 
 # Larger numbers are typing errors.
-LARGEST_COUNT = {"clients": 1_000_000, "rounds": 10_000_000, "epochs": 100_000}
+LARGEST_COUNT = {"clients": 1_000_000, "rounds": 10_000_000, "epochs": 100_000, "stack": 1000}
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class Training:
     precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
     compile: str = "off"  # torch.compile of the networks that train; cudagraphs: reduce-overhead
     drop: float = 0.0  # chance of a sampled client not to answer in a round
+    stack: int = 1  # clients that train together as one network; 1: one after the other
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "epochs", "batch_size", "samples", "test_samples"):
+        for name in ("clients", "rounds", "epochs", "batch_size", "samples", "test_samples", "stack"):
             value, most = getattr(self, name), LARGEST_COUNT.get(name, 2**31)
             fits = 1 <= value <= most if value is not None else "samples" in name
             require(fits, name, value, f"a whole number from 1 to {most}")
@@ -62,6 +63,8 @@ class Training:
         for name, known in (("precision", PRECISIONS), ("compile", COMPILE_MODES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
+        if self.stack > 1 and self.compile != "off":
+            raise BadInput(f"stack {self.stack} needs compile off, not {self.compile}")
 
     @property
     def sampled_clients(self) -> int:
@@ -141,13 +144,16 @@ class RunConfig:
         return _as_folder(self.setting.replace(":", "_"))[:100]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values, for JSON and the hash."""
         values = {name: getattr(self, name) for name in _CONFIG_FIELDS}
-        return {**values, "training": {**vars(self.training)}, "hyperparameters": {**self.hyperparameters}}
+        training = {**vars(self.training)}
+        if self.training.stack == 1:  # runs that are older than this field keep their hash
+            del training["stack"]
+        return {**values, "training": training, "hyperparameters": {**self.hyperparameters}}
 
     def flat(self) -> dict[str, Any]:
         """Return plain values without nesting: `method`, `training.lr`, `hyperparameters.mu`, …"""
-        values = self.as_dict()
+        values = self.as_dict() | {"training": vars(self.training)}
         for part in ("training", "hyperparameters"):
             values |= {f"{part}.{name}": value for name, value in values.pop(part).items()}
         return values

@@ -210,6 +210,7 @@ def pretended_cuda():
             (torch.cuda, "device_count", lambda: 1),
             (torch.cuda, "set_device", lambda _: None),
             (torch.cuda, "manual_seed", lambda _: None),
+            (torch.cuda, "get_rng_state", lambda _: torch.default_generator.get_state()),
             (torch.cuda, "mem_get_info", lambda *_: (1 << 34, 1 << 34)),
             (torch.cuda, "device", lambda _: contextlib.nullcontext()),
             (torch.random, "fork_rng", lambda devices=None: fork(devices=[])),

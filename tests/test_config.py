@@ -48,6 +48,7 @@ OTHER_TRAINING = {
     "pretrained": True,
     "precision": "tf32",
     "compile": "default",
+    "stack": 10,
 }
 OTHER_CONFIG = {
     "method": "fedavg",

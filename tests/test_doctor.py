@@ -16,6 +16,8 @@ from flnl_bench.engine.devices import Devices
 from flnl_bench.engine.engine import Engine
 from flnl_bench.methods import Methods, default_methods, load_methods
 from flnl_bench.registry import Plugins, Source
+from flnl_bench.running.presets import load_preset
+from flnl_bench.running.resolve import protocol
 from flnl_bench.testing.worlds import make_world, random_images
 
 FEDAVG = default_methods().method_class("fedavg")
@@ -262,24 +264,62 @@ def test_a_rate_is_the_images_of_a_round_by_its_shortest_time(asked, small, monk
     assert found.details == {"images_per_second": 64.0}
 
 
-def test_workers_are_doubled_as_long_as_that_helps(asked, monkeypatch):
-    spent, counts = iter([8.0, 4.0, 5.0, 1.0]), []
+def timings(monkeypatch, device="cpu"):
+    """The timings of the preset quick with engines that do not run; a compiler fails."""
 
     class Idle:
-        """A world and its engine, which does nothing."""
-
-        def engine(self, method, devices):
-            counts.append(len(devices.workers) or 1)
-            return self
-
-        def run_round(self): ...
+        def __init__(self, training, devices):
+            self.training, self.workers = training, len(devices.workers) or 1
 
         def close(self): ...
 
-    monkeypatch.setattr(speed, "small_world", Idle)
-    monkeypatch.setattr(speed, "cores", lambda: 32)
-    monkeypatch.setattr(speed, "round_seconds", lambda engine: next(spent))
-    found = speed.workers(asked)
-    assert counts == [1, 2, 4]
-    assert found.details == {"best": 2, "speeds": {1: 1.0, 2: 2.0, 4: 1.6}}
-    assert "--workers 2" in found.advice
+    def engine(world, method, devices):
+        if world.training.compile == "cudagraphs":
+            raise RuntimeError("no compiler\nand more")
+        return Idle(world.training, devices)
+
+    monkeypatch.setattr(speed.World, "engine", engine)
+    monkeypatch.setattr(speed, "cores", lambda: 3)
+    choose = speed.choose_devices
+    monkeypatch.setattr(speed, "choose_devices", lambda device, **more: choose("cpu", **more))
+    monkeypatch.setattr(speed, "round_seconds", lambda e: 12 / e.workers / (1 + e.training.stack / 10))
+    return list(speed.tune(device, "quick", "digits"))
+
+
+def test_rounds_are_timed_with_workers_stacks_and_both(monkeypatch):
+    found = {timing.options: timing for timing in timings(monkeypatch)}
+    assert list(found) == [
+        *("", "--stack 5", "--stack 10", "--workers 2"),
+        *("--stack 3 --workers 2", "--stack 5 --workers 2"),
+    ]
+    assert found["--stack 10"].speed == pytest.approx(2 / 1.1)
+    assert [name for name, timing in found.items() if timing.same_numbers] == ["", "--workers 2"]
+
+
+def test_on_a_gpu_compilers_are_timed_too_and_may_fail(monkeypatch):
+    *_, default, graphs = timings(monkeypatch, "cuda")
+    assert (default.options, default.speed) == ("--compile default", 1.0)
+    assert (graphs.speed, graphs.problem) == (None, "RuntimeError: no compiler")
+
+
+def test_timed_rounds_have_the_clients_batches_and_network_of_the_preset():
+    world = speed.short_rounds(protocol(load_preset("paper"), "cifar10", {}), "cifar10")
+    training = world.training
+    assert (training.model, training.clients, training.batch_size) == ("resnet18", 10, 32)
+    assert world.dataset.train_x.shape[1:] == (3, 32, 32)
+    assert {len(rows) for rows in world.scenario.clients} == {2 * training.batch_size}
+
+
+def test_the_fastest_options_are_printed_and_nothing_is_written(monkeypatch, tmp_path):
+    rows = [speed.Timing("", True, 1.0), speed.Timing("--workers 2", True, 1.5)]
+    rows += [speed.Timing("--stack 10", False, 2.0), speed.Timing("--compile default", False, None, "broken")]
+    monkeypatch.setattr(speed, "tune", lambda device, preset, dataset: iter(rows))
+    monkeypatch.chdir(tmp_path)
+    done = flnl("doctor", "--tune", "quick", "--json")
+    assert done.json["fastest"] == {"with the same numbers": "--workers 2", "of all": "--stack 10"}
+    done = flnl("doctor", "--tune", "quick")
+    assert "failed: broken" in done.out
+    assert done.errors[-1].endswith("fastest of all, for FedAvg on digits with quick: --stack 10")
+    assert not list(tmp_path.iterdir())
+    refused = flnl("doctor", "--dataset", "digits")
+    assert (refused.code, refused.errors[-1]) == (2, "flnl-bench: --dataset needs --tune")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from waits import Counter
 
-from benchmarks.speed import counts
+from benchmarks.speed import counts, rates
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.growth import federation
 from benchmarks.speed.loops import Limit, Naive, Ours, average
@@ -56,6 +56,15 @@ def test_views_and_allocations_are_not_counted_as_kernels():
         assert (counter.kernels, counter.syncs) == (0, 0)
         _ = (x + 1).sum().item()
     assert (counter.kernels, counter.syncs) == (3, 1)  # reading a value is a copy from the device
+
+
+def test_stacks_are_timed_next_to_clients_one_after_the_other(monkeypatch):
+    world = make_world(random_images(80, 3, 8), "tiny-cnn", clients=2, epochs=2)
+    monkeypatch.setattr(rates, "rate_world", lambda model: world)
+    one, two = rates.stacks(["tiny-cnn"], ["fedavg"], 1).rows
+    assert (one["stack"], one["speed"], one["stacked"]) == (1, 1.0, 0.0)
+    assert (two["stack"], two["stacked"]) == (2, 0.75)  # all but the first of four steps
+    assert one["images_per_second"] * two["speed"] == pytest.approx(two["images_per_second"])
 
 
 def test_repetitions_take_turns_and_the_shortest_counts():

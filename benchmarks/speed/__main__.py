@@ -1,4 +1,4 @@
-"""Measures the engine: rates, passes, counts, memory, growth, workers, start, profile.
+"""Measures the engine: rates, stacks, passes, counts, memory, growth, workers, start, profile.
 
     python -m benchmarks.speed
     python -m benchmarks.speed --part rates --model resnet8 --repeats 9
@@ -23,12 +23,13 @@ from benchmarks.speed.measuring import Table
 from benchmarks.speed.memory import client_memory, loop_memory, round_memory
 from benchmarks.speed.passes import METHODS, passes
 from benchmarks.speed.profile import profile_round
-from benchmarks.speed.rates import rates
+from benchmarks.speed.rates import rates, stacks
 from benchmarks.speed.start import start
 from flnl_bench.testing.worlds import SIZES
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Table]]] = {
     "rates": lambda o: iter([rates(o.model, o.repeats)]),
+    "stacks": lambda o: iter([stacks(o.model, o.method, o.repeats)]),
     "passes": lambda o: passes(o.model, o.method, o.repeats),
     "counts": lambda o: iter([counts(o.model)]),
     "memory": lambda o: (table(o.model) for table in (loop_memory, client_memory, round_memory)),
@@ -48,7 +49,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
     parser.add_argument("--model", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--method", nargs="+", default=METHODS, help="for the part passes")
+    parser.add_argument("--method", nargs="+", default=METHODS, help="for passes and stacks")
     parser.add_argument("--repeats", type=int, default=5, help="repetitions of which the shortest counts")
     parser.add_argument("--workers", nargs="+", type=int, default=[2], help="numbers of worker processes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")

@@ -1,15 +1,17 @@
-"""Images per second of our engine, of the limit and of naive code, interleaved."""
+"""Images per second of our engine, of the limit and of naive code, and of clients that train together."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 
-from benchmarks.speed.loops import Limit, Naive, Ours
-from benchmarks.speed.measuring import Table
+from benchmarks.speed.counting import Counter
+from benchmarks.speed.loops import Limit, Naive, Ours, start
+from benchmarks.speed.measuring import Table, best_seconds
 from flnl_bench.testing.worlds import World, rate_world
 
 LOOPS: Mapping[str, Callable[[World], Ours | Limit | Naive]] = {
@@ -55,4 +57,34 @@ def rates(models: Sequence[str], repeats: int) -> Table:
             engine_to_limit=best["limit"] / best["engine"],
             engine_to_naive=best["naive"] / best["engine"],
         )
+    return table
+
+
+def stacks(models: Sequence[str], methods: Sequence[str], repeats: int) -> Table:
+    """Return one row per model, method and number of clients that train together; 1: one after the other."""
+    table = Table("Clients that train together: whole rounds, images per second of CPU time, one core")
+    for model in models:
+        world = rate_world(model)
+        clients = world.training.clients
+        sizes = sorted({1, 2, clients // 2, clients})
+        for method in methods:
+            worlds = [
+                dataclasses.replace(world, training=dataclasses.replace(world.training, stack=size))
+                for size in sizes
+            ]
+            engines = [start(each, method) for each in worlds]
+            seconds = best_seconds([engine.run_round for engine in engines], repeats)
+            for size, engine, spent in zip(sizes, engines, seconds, strict=True):
+                with Counter() as counter:
+                    counts = engine.run_round().counts
+                steps = counts.get("steps", world.steps)
+                table.add(
+                    model=model,
+                    method=method,
+                    stack=size,
+                    images_per_second=world.images / spent,
+                    speed=seconds[0] / spent,
+                    kernels_per_step=counter.kernels / steps,
+                    stacked=counts.get("stacked", 0) / steps,
+                )
     return table

@@ -57,10 +57,13 @@ def scenario_line(scenario: ScenarioFacts) -> str:
 
 def cost_line(summary: Summary) -> str:
     """Describe the cost of a run; a pass is one sample through the network."""
+    counts = summary.counts
+    stacked = f", {counts['stacked']} of {counts['steps']} steps stacked" if "stacked" in counts else ""
     return (
         f"{with_prefix(summary.bytes_down, 'B')} down, {with_prefix(summary.bytes_up, 'B')} up, "
         f"{with_prefix(summary.forward)} forward, {with_prefix(summary.backward)} backward passes"
-        + "".join(f", {summary.counts[name]} {words}" for name, words in WORK.items() if summary.counts[name])
+        + "".join(f", {counts[name]} {words}" for name, words in WORK.items() if counts[name])
+        + stacked
     )
 
 

@@ -110,6 +110,9 @@ def run_command(
     compile: Annotated[
         str | None, _protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
     ] = None,
+    stack: Annotated[
+        int | None, _protocol("N", "Clients that train together as one network; 1: one after the other.")
+    ] = None,
     training: Annotated[
         list[str] | None,
         _protocol("KEY=VALUE", "Any value of the protocol, as in momentum=0.9; repeatable."),

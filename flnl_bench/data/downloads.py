@@ -413,6 +413,7 @@ DIGITS = DatasetKind(
     classes=10,
     train_images=1_437,
     source="embedded",
+    image_shape=(1, 8, 8),
     offline=True,
 )
 DOWNLOADED_KINDS = tuple(

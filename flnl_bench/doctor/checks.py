@@ -27,5 +27,4 @@ SLOW_CHECKS: dict[str, DoctorCheck] = {  # that --quick leaves out
     "compile": partial(reproducibility.probe, option="compile", value="default"),
     "cudagraphs": partial(reproducibility.probe, option="compile", value="cudagraphs"),
     **{f"rate {model}": partial(speed.rate, model=model) for model in speed.TIMED_MODELS},
-    "workers": speed.workers,
 }

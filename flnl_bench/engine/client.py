@@ -7,10 +7,11 @@ before it starts, and copied once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,11 @@ class Reply:
     cost: Cost
     loss: Tensor | None = None  # summed over the steps; reading it would wait for the device
     steps: int = 0
+    stacked: int = 0  # steps that were computed together with those of other clients
+
+
+# A training that stops before each call of `loss`, with a Batch, and before its backward pass.
+Stages = Generator[Any, None, Reply]
 
 
 def build_worker(
@@ -81,6 +87,7 @@ def build_worker(
     augmentation: Augmentation,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    kind: type[ClientWorker],
 ) -> ClientWorker:
     """Build a worker on a device, and set up torch in this process for it.
 
@@ -97,14 +104,14 @@ def build_worker(
         device=device,
     )
     model = copy.deepcopy(model).to(device).to(memory_format=MEMORY_FORMAT)
-    return ClientWorker(method, terms, federated, training, model, seed)
+    return kind(method, terms, federated, training, model, seed)
 
 
 class Frozen:
     """A model for weights that are not trained; it shares memory with the weights it is bound to."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.networks = model, _networks(model)
+        self.model, self.networks = model, networks_of(model)
         modules = dict(model.named_modules(remove_duplicate=False))
         self._places: dict[str, tuple[dict[str, Any], str]] = {}  # by name: where a module keeps the tensor
         for name, tensor in model.state_dict(keep_vars=True).items():
@@ -147,7 +154,7 @@ class ClientWorker:
         # copying a network costs more than a training step of a small one.
         self._frozen: list[Frozen] = []
         self._used = 0
-        self._trained = _networks(self.model)
+        self._trained = networks_of(self.model)
         self._meter(self._trained)
         mode = COMPILE_MODES[self.training.compile]
         if mode:
@@ -160,9 +167,10 @@ class ClientWorker:
 
     # -- as an executor ----------------------------------------------------------------------------
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
-        """Train one client after the other."""
+        """Train clients, in groups of `Training.stack`."""
         weights = placed(weights, self.device)  # the method's own aggregation may have lost the layout
-        return (self.train_client(weights, call) for call in calls)
+        for group in grouped(calls, self.training.stack):
+            yield from self.train_group(weights, group)
 
     def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Run the tasks, one client after the other."""
@@ -182,13 +190,22 @@ class ClientWorker:
     def close(self) -> None:
         """Do nothing: there are no other processes."""
 
+    def train_group(self, weights: Weights, calls: Sequence[Call]) -> list[Reply]:
+        """Train one client after the other."""
+        return [self.train_client(weights, call) for call in calls]
+
     # -- one client --------------------------------------------------------------------------------
     def train_client(self, weights: Weights, call: Call) -> Reply:
         """Train a client from the global weights."""
         with self._seeded(call):
-            client = self._client(weights, call)
-            update, loss, steps = self._train(weights, call, client)
-            return self._reply(client, update, loss, steps)
+            stages = self.stages(weights, call)
+            while True:
+                try:
+                    next(stages)  # the batch
+                except StopIteration as end:
+                    reply: Reply = end.value
+                    return reply
+                torch.autograd.backward(next(stages))  # the loss
 
     def visit_client(self, weights: Weights, call: Call) -> Reply:
         """Run a task of the method on a client, without training."""
@@ -208,8 +225,9 @@ class ClientWorker:
         self._used = 0
         return self._bind(weights)
 
-    def _train(self, weights: Weights, call: Call, client: Client) -> tuple[Update, Tensor, int]:
-        """Train a client; return its update, the sum of its losses, and the number of steps."""
+    def stages(self, weights: Weights, call: Call) -> Stages:
+        """Train a client from the global weights; the caller runs the backward passes."""
+        client = self._client(weights, call)
         model, method, who = self.model, self.method, self.method.name
         self._load(weights, client.state)
         model.eval()
@@ -225,8 +243,9 @@ class ClientWorker:
             for batch in self.images.batches(call.client, portion, method.views(), rngs):
                 optimiser.zero_grad()
                 client.held.clear()
+                yield batch
                 loss = as_losses(who, method.loss(model, batch, client), len(batch.y)).mean()
-                torch.autograd.backward(loss)
+                yield loss
                 method.on_gradient(model, batch, client)
                 optimiser.step(client.held)
                 method.on_step(model, client)
@@ -238,7 +257,7 @@ class ClientWorker:
         for part in method.private:
             client.state[part] = _part(self._live, part)  # copied with the rest of the state
         update = Update(call.client, client.size, copy_weights(self._sent), sent(message))
-        return update, total, count
+        return self._reply(client, update, total, count)
 
     def _client(self, weights: Weights, call: Call) -> Client:
         """Make the client object that the method sees."""
@@ -312,6 +331,13 @@ class ClientWorker:
         return tuple(torch.cat(column) for column in zip(*results, strict=True))
 
 
+def grouped(calls: Iterable[Call], size: int) -> Iterator[list[Call]]:
+    """Yield the calls in lists of `size`; the last one may be shorter."""
+    rest = iter(calls)
+    while group := list(islice(rest, size)):
+        yield group
+
+
 def _call_name(call: Call) -> tuple[str | int, ...]:
     """Return the last part of the names of a call's random streams."""
     return ("round", call.round, "client", call.client, *call.name)
@@ -322,7 +348,8 @@ def sent_weights(method: Method, model: nn.Module) -> Weights:
     return {n: t for n, t in network_weights(model).items() if n.split(".")[0] not in method.private}
 
 
-def _networks(model: nn.Module) -> list[Network]:
+def networks_of(model: nn.Module) -> list[Network]:
+    """Return the networks of a method's model."""
     return [module for module in model.modules() if isinstance(module, Network)]
 
 

@@ -170,6 +170,16 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def generator_states(device: torch.device) -> Tensor:
+    """Return the states of torch's own generators, which `seeded` seeds, on the CPU."""
+    states = [torch.default_generator.get_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    if device.type == "mps":
+        states.append(torch.mps.get_rng_state())
+    return torch.cat(states)
+
+
 def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Copy a host array to the device; pinned memory, so that nothing waits for the copy."""
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))

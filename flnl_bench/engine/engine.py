@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, see
 from flnl_bench.engine.hook_checks import as_clients, as_numbers, as_state, check_weights
 from flnl_bench.engine.ledger import Cost, count_bytes, leaving, merge, take_work
 from flnl_bench.engine.pool import ProcessPool
+from flnl_bench.engine.stacked import StackedWorker
 from flnl_bench.engine.states import OnHost, States
 from flnl_bench.engine.tracked import KEYS, Path, TrackedState
 from flnl_bench.errors import expect
@@ -33,7 +35,8 @@ from flnl_bench.scenario import Scenario, parse_partition
 class Executor(Protocol):
     """Does the clients' work: one worker in this process, or a pool of processes.
 
-    Calls are independent, and replies come in their order. All executors give the same numbers.
+    Calls are independent, and replies come in their order. All executors give the same numbers, and with
+    `Training.stack` the same except for rounding.
     """
 
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
@@ -70,6 +73,7 @@ class LocalFederation:
         self.trained: set[int] = set()
         self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
         self.losses: list[tuple[Tensor, int, int]] = []  # sum of the losses of all steps, steps, n_k
+        self.steps: Counter[str] = Counter()  # all, and those that were computed for several clients together
         self.messages: list[Mapping[str, Any]] = []  # the ledger entry of each
         take_work()  # drop work between rounds
 
@@ -81,6 +85,7 @@ class LocalFederation:
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
             self._record(k, {"n_k": update.size, **update.message})
+            self.steps.update(steps=reply.steps, stacked=reply.stacked)
             if reply.loss is not None and reply.steps:
                 self.losses.append((reply.loss, reply.steps, update.size))
             updates.append(update)
@@ -203,6 +208,7 @@ class Engine:
             devices: where the server and the clients compute.
         """
         self.method, self.rounds = method, training.rounds
+        self._stacks = training.stack > 1
         self.terms = Terms(
             rounds=training.rounds,
             clients=len(scenario.clients),
@@ -228,6 +234,7 @@ class Engine:
             augmentation=dataset.augmentation,
             mean=dataset.mean,
             std=dataset.std,
+            kind=ClientWorker if training.stack == 1 else StackedWorker,
         )
         self.device = devices.server
         configure_torch(self.device, training.precision)
@@ -246,7 +253,9 @@ class Engine:
         self.server.state = self._state.root
         reads = take_work().reads
         self.executor: Executor = (
-            ProcessPool(method, build, images, devices) if devices.workers else build(self.device, images)
+            ProcessPool(method, build, images, devices, training.stack)
+            if devices.workers
+            else build(self.device, images)
         )
         states = States(devices.state, CPU if devices.workers else self.device)
         if isinstance(self.executor, ClientWorker):
@@ -254,6 +263,8 @@ class Engine:
         self.federation = LocalFederation(
             method, self.server, self.executor, states, drop=training.drop, initial_reads=reads
         )
+        if training.stack > 1:  # clients of one size take the same number of steps
+            self.federation.order = partial(sorted, key=lambda k: (sizes[k], k))
         self.changed: set[Path] = set()  # entries of the server's state, in the last round
         self._unsaved: set[Name] = set()  # parts of the state that changed since the last checkpoint
 
@@ -317,7 +328,7 @@ class Engine:
             backward=cost.backward,
             seconds=round(time.perf_counter() - start, 3),
             method={**numbers, **members},
-            counts=self.federation.counts,
+            counts={**self.federation.counts, **(self.federation.steps if self._stacks else {})},
         )
 
     # -- the global model ----------------------------------------------------------------------------

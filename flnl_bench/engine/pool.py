@@ -30,7 +30,7 @@ from torch import Tensor
 from flnl_bench import plugin_files
 from flnl_bench.api import Method, Weights
 from flnl_bench.engine.batches import RESIDENT_BYTES
-from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Images, Reply
+from flnl_bench.engine.client import EVALUATION_BATCH, Call, ClientWorker, Images, Reply, grouped
 from flnl_bench.engine.devices import Devices, placed, sent, to_cpu
 from flnl_bench.engine.hook_checks import check_task
 from flnl_bench.errors import BadInput, one_line
@@ -43,9 +43,19 @@ LENT = "flnl-bench-"  # begins the names of temporary folders with images; the o
 class ProcessPool:
     """An executor of several processes; each has a client worker and answers one call at a time."""
 
-    def __init__(self, method: Method, build: BuildWorker, images: Images, devices: Devices) -> None:
-        """Start the workers and wait until they are ready; each unpickles and calls `build`."""
-        self.device, self.method = devices.server, method.name
+    def __init__(
+        self, method: Method, build: BuildWorker, images: Images, devices: Devices, group: int = 1
+    ) -> None:
+        """Start the workers and wait until they are ready; each unpickles and calls `build`.
+
+        Args:
+            method: of the run.
+            build: makes the client worker of a process.
+            images: of the data set.
+            devices: of the server and the workers.
+            group: clients that a worker trains in one call.
+        """
+        self.device, self.method, self.group = devices.server, method.name, group
         self._workers: list[BaseProcess] = []
         self._idle: list[Connection] = []
         try:
@@ -68,9 +78,11 @@ class ProcessPool:
 
     def train(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Train clients; their weights come back to the server's device."""
-        for reply in self._answers(weights, (("train", self._sendable(call)) for call in calls)):
-            back = placed(reply.answer.weights, self.device)
-            yield replace(reply, answer=replace(reply.answer, weights=back))
+        groups = grouped(map(self._sendable, calls), self.group)
+        for replies in self._answers(weights, (("train", group) for group in groups)):
+            for reply in replies:
+                back = placed(reply.answer.weights, self.device)
+                yield replace(reply, answer=replace(reply.answer, weights=back))
 
     def visit(self, weights: Weights, calls: Iterable[Call]) -> Iterator[Reply]:
         """Run the task of each call on its client."""
@@ -214,6 +226,8 @@ class _WorkerServer:
             return self.worker.logits(self.weights, *arguments).cpu()
         if verb == "visit":
             return self.worker.visit_client(self.weights, *arguments)
-        reply = self.worker.train_client(self.weights, *arguments)
-        weights, loss = to_cpu((reply.answer.weights, reply.loss))
-        return replace(reply, answer=replace(reply.answer, weights=weights), loss=loss)
+        replies = []
+        for reply in self.worker.train_group(self.weights, *arguments):
+            weights, loss = to_cpu((reply.answer.weights, reply.loss))
+            replies.append(replace(reply, answer=replace(reply.answer, weights=weights), loss=loss))
+        return replies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ class Network(nn.Module):
 
     meter: Cost | None = None  # set by the engine; None: do not count
     autocasts: bool = False  # set by the engine: compute in bfloat16; outputs are float32
+    # Set by the engine: returns an output of a part that was computed together with other clients, or None.
+    ahead: Callable[[nn.Module, Tensor], Tensor | None] | None = None
 
     def __init__(self, backbone: nn.Module, feature_size: int, classes: int) -> None:
         super().__init__()
@@ -31,20 +33,26 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the features [B, D] of images [B, C, H, W]."""
-        features = self._run(self.backbone, x)
+        features = self.run(self.backbone, x)
         self._count(features)
         return features
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits [B, classes] of images."""
-        return self._run(self.head, self.features(x))
+        return self.run(self.head, self.features(x))
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features and the logits of images, in one pass."""
         features = self.features(x)
-        return features, self._run(self.head, features)
+        return features, self.run(self.head, features)
 
-    def _run(self, part: nn.Module, x: Tensor) -> Tensor:
+    def run(self, part: nn.Module, x: Tensor) -> Tensor:
+        """Return the output of the backbone or the head."""
+        ready = self.ahead(part, x) if self.ahead else None
+        return self.compute(part, x) if ready is None else ready
+
+    def compute(self, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute the output of a part, in the precision of the run."""
         if not self.autocasts:
             outputs: Tensor = part(x)
             return outputs
@@ -62,9 +70,9 @@ class Network(nn.Module):
             self.meter.backward += len(features)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
-        # A copy, such as the teacher of a method, counts into the same meter.
+        # A copy, such as the teacher of a method, counts into the same meter, and computes its own outputs.
         twin = self.__class__.__new__(self.__class__)
-        memo |= {id(self): twin, id(self.meter): self.meter}
+        memo |= {id(self): twin, id(self.meter): self.meter, id(self.ahead): None}
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return twin
 

@@ -27,6 +27,7 @@ from flnl_bench.results.run_record import (
     COUNTS,
     METRICS,
     RUN_FILE,
+    STEPS,
     RoundRow,
     RunRecord,
     now,
@@ -194,7 +195,8 @@ def check_counts(counts: Any) -> None:
     """Refuse counts that are not as rounds and summaries have them."""
     if not (isinstance(counts, dict) and isinstance(counts.get("sent"), dict)):
         raise ValueError("counts are not by name")
-    good = all(_is_count(counts.get(name)) for name in COUNTS)
+    names = [*COUNTS, *(name for name in STEPS if name in counts)]
+    good = all(_is_count(counts.get(name)) for name in names)
     for entry in counts["sent"].values():
         numbers = [entry.get(name) for name in PARTS] if isinstance(entry, dict) else [None]
         good = good and all(map(_is_count, numbers)) and entry["units"] > 0 and entry.get("per") in PER

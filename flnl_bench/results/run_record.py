@@ -34,6 +34,7 @@ METRICS = ("last10", "best")  # of a summary, to compare runs by
 COSTS = ("bytes_down", "bytes_up", "forward", "backward")  # of a round, summed in a summary
 EXACT_NUMBERS = (*METRICS, "final", "best_round", "diverged", *COSTS)  # of a summary: equal in a repetition
 COUNTS = ("samples", "mixtures", "searches")  # of the counts of a round, likewise
+STEPS = ("steps", "stacked")  # likewise, of runs whose clients train together
 LAST = 10  # rounds in the headline mean
 _TAIL = 1 << 14  # bytes of rounds.jsonl that hold its last lines
 RUN_FILE, ROUNDS_FILE, BELIEFS_FILE = "run.json", "rounds.jsonl", "beliefs.npz"
@@ -424,6 +425,7 @@ def summarise(rounds: Sequence[Mapping[str, Any]]) -> Summary:
         **{name: sum(row[name] for row in rounds) for name in COSTS},
         counts={
             **{name: sum(count[name] for count in counts) for name in COUNTS},
+            **{name: sum(count[name] for count in counts) for name in STEPS if name in counts[0]},
             "reads": sorted({name for count in counts for name in count.get("reads", ())}),
             "sent": merge(count["sent"] for count in counts),
         },

@@ -57,6 +57,7 @@ def run(
     pretrained: bool | None = None,
     precision: str | None = None,
     compile: str | None = None,
+    stack: int | None = None,
     device: str = "auto",
     devices: Sequence[str] | None = None,
     workers: int | None = None,
@@ -98,6 +99,7 @@ def run(
         pretrained: start from ImageNet weights (resnet50).
         precision: "float32", "tf32" or "bfloat16".
         compile: the mode of torch.compile: "off", "default" or "cudagraphs".
+        stack: the number of clients that train together as one network; 1: one after the other.
         device: "auto", "cpu", "cuda" or "mps".
         devices: of the clients of a round, as in ["cuda:0", "cuda:1"]; changes no number.
         workers: processes that share the clients of a round; changes no number.
