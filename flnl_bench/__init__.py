@@ -8,8 +8,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # `typing` takes longer than the start of the command line, which sets up signals
 if TYPE_CHECKING:  # the same names as below, which a test checks
-    from typing import Any
-
     from flnl_bench.api import Batch as Batch
     from flnl_bench.api import Beliefs as Beliefs
     from flnl_bench.api import Client as Client
@@ -91,7 +89,7 @@ __all__ = sorted(_MODULES)
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib

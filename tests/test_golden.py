@@ -42,7 +42,8 @@ SUITES = {
     """,
     "paper": """
         presets = ["paper", "quick"]
-        datasets = ["digits", "cifar10", "cifar100", "cifar10n", "clothing1m", "npz:where.npz@0123456789abcdef"]
+        datasets = ["digits", "cifar10", "cifar100", "cifar10n", "clothing1m",
+                    "npz:where.npz@0123456789abcdef"]
         settings = ["mixed-1.0"]
         methods = ["fedgr", "fedcorr"]
     """,

@@ -347,7 +347,7 @@ def test_an_endless_import_that_catches_all_errors_ends_with_its_place(tmp_path)
     )
     code = f"""
 from flnl_bench.cli import plugin
-plugin.GRACE = 0.1
+plugin.LAST_CHANCE = 0.1
 with plugin.limited(0.1, "its import"):
     exec(compile(open({str(tmp_path / "mine.py")!r}).read(), "mine.py", "exec"))
 """

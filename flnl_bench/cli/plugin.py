@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flnl_bench.methods import Methods
     from flnl_bench.testing import Finding
 
-IMPORT_LIMIT, GRACE = 60.0, 5.0  # seconds
+IMPORT_LIMIT, LAST_CHANCE = 60.0, 5.0  # seconds
 
 plugin_commands = typer.Typer(help="Start a plugin of your own, and check one.", no_args_is_help=True)
 
@@ -122,7 +122,7 @@ def limited(seconds: float, what: str) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     # Not to sys.stderr: a notebook's has no file descriptor.
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=2)
+    faulthandler.dump_traceback_later(seconds + LAST_CHANCE, exit=True, file=2)
     try:
         yield
     finally:

@@ -17,9 +17,8 @@ from flnl_bench.data.dataset import data_root
 from flnl_bench.data.image_digest import file_stamps, settled
 from flnl_bench.errors import BadInput, MissingData, one_line
 
-OWN_NAME = re.compile(
-    r"(?P<label>[\w.+-]+)@(?P<digest>[0-9a-f]{16})"
-)  # long enough that nobody finds two such files
+# With fewer digits, two files of one name could be found by trying.
+OWN_NAME = re.compile(r"(?P<label>[\w.+-]+)@(?P<digest>[0-9a-f]{16})")
 LONGEST_LABEL = 40  # characters, because it becomes a part of the names of folders
 _places: dict[str, Path] = {}  # of the names that this process has given
 _digests: dict[str, str] = {}  # by the states of files
