@@ -218,6 +218,11 @@ def test_a_method_looks_the_same_whatever_else_is_drawn(tmp_path):
         assert line.get_marker() in MARKERS
 
 
+def test_a_method_of_the_user_has_no_colour_of_fedavg_or_the_control():
+    theirs = {plots.look_of(name).colour for name in ("fedavg", "fedavg/strong")}
+    assert theirs.isdisjoint(plots.look_of(f"mine-{n}").colour for n in range(60))
+
+
 def test_no_two_methods_of_a_picture_look_alike():
     names = [f"mine-{n}" for n in range(60)]  # by their digests, some of them would
     bare = [plots.look_of(name)[:2] for name in names]
@@ -244,7 +249,9 @@ def test_a_picture_for_a_paper_is_as_wide_as_a_column_or_a_page(tmp_path, size, 
     done = flnl("plot", "curves", tmp_path, "--size", size, "-o", target)
     assert done.code == 0, done.errors
     with plots.paper_size(size):
-        assert plots.curves(tmp_path).get_figwidth() == inches
+        figure = plots.curves(tmp_path)
+    assert figure.get_figwidth() == inches
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedAvg"]  # as in a paper's table
     assert b"/FontFile2" in target.read_bytes()  # TrueType
 
 

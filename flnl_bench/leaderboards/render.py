@@ -330,8 +330,9 @@ def _comparison_notes(table: Table, compared: Mapping[str, Comparison], metric: 
     if any(result.p is None for result in compared.values()):
         unit = "settings" if several else "seeds"
         notes.append(
-            f"No p-value is possible with {units} {unit}: below {LEAST_PAIRS} without ties, none is under "
-            "0.05. The interval is what they can show; `flnl-bench suite plan` says how many are needed."
+            f"No p-value: with {units} {unit} it cannot be below {SIGNIFICANCE}; at least {LEAST_PAIRS} "
+            "without ties are needed. Read the interval instead; `flnl-bench suite plan` says how many are "
+            "needed for a difference."
         )
     return notes
 
@@ -465,7 +466,7 @@ def verification_note(table: Table) -> str:
         parts = [part.replace(" in ", " in at least ") for part in parts]
     published = sum(record.published for record in table.records)
     shipped = f"; {published} are published with this package" if published else ""
-    return f"Verification of {len(statuses)} runs: {', '.join(parts)}{shipped}."
+    return f"Verification of {len(statuses)} run{'s' * (len(statuses) > 1)}: {', '.join(parts)}{shipped}."
 
 
 def resolution_notes(table: Table) -> list[str]:
@@ -480,12 +481,14 @@ def resolution_notes(table: Table) -> list[str]:
         )
         notes.append(
             f"{PLACE.capitalize()}: {100 * PLACE_LEVEL:.0f} % interval of the place in the order by {over}; "
-            f"{FIRST}: probability of being first. Rows that share a letter cannot be told apart: the "
+            f"{FIRST}: probability of being first. Rows that share a letter tie: the "
             f"{100 * LEVEL:.0f} % interval of their difference contains 0. By a paired bootstrap over "
             f"{drawn} ({DRAWS} draws)."
         )
     elif sum(row.average is not None for row in table.rows) > 1:
-        notes.append("No place, because the noise is unknown: a setting needs two seeds.")
+        notes.append(
+            "No places: one seed does not show how much results vary between seeds; run at least two."
+        )
     if table.detectable:
         notes.append(
             "Detectable: the smallest true difference of two rows that these seeds show in 80 % of all cases "
@@ -504,7 +507,7 @@ def _test_notes(table: Table, against: str, tests: Mapping[str, Mapping[str, str
         "over its seeds, 5 %, Holm's correction over the settings of a row)."
     )
     if table.seeds < needed:
-        return [f"No mark of significance is possible with {table.seeds} seeds: {needed} are needed."]
+        return [f"No marks of significance: {table.seeds} seeds cannot show any; {needed} are needed."]
     return [text]
 
 

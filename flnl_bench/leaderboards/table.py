@@ -76,7 +76,7 @@ class Standing(NamedTuple):
     low: int  # 90 % interval of its place
     high: int
     best: float  # probability of being first
-    letters: str  # rows that share one cannot be told apart
+    letters: str  # rows that share one tie
 
 
 @dataclass(frozen=True, eq=False)
