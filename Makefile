@@ -10,7 +10,8 @@ setup: $(STAMP)
 # uv keeps further environments cheap: it links files from its cache instead of copying them. Bytecode is made here
 # because some shells forbid Python to write it, and then every process would compile torch again.
 $(STAMP): pyproject.toml
-	@echo "setting up .venv; the first time this downloads torch (UV_TORCH_BACKEND=cpu leaves out 4 GB of CUDA libraries)"
+	@echo "setting up .venv; the first time this downloads torch (UV_TORCH_BACKEND=cpu leaves out 4 GB of CUDA libraries),"
+	@echo "then compiles 15,000 files of Python, silently, for a minute or two"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --compile-bytecode --python $(BIN)/python --editable '.[dev]'

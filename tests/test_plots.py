@@ -1,5 +1,7 @@
 """Pictures of rounds and headline numbers: what is drawn is what was recorded."""
 
+import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +15,7 @@ from flnl_bench import plots
 from flnl_bench.methods import declarations, default_methods
 from flnl_bench.plots.style import COLOURS, MARKERS, MOST_LINES, label_text, looks_of
 from flnl_bench.plots.summaries import round_times, short_time
+from flnl_bench.results.run_folder import RunFolder
 
 
 def lines_of(axis) -> dict[str, np.ndarray]:
@@ -286,6 +289,24 @@ def test_titles_are_inside_the_picture(tmp_path):
 )
 def test_times_are_in_units_that_people_use(low, high, ticks):
     assert [short_time(seconds) for seconds in round_times(low, high)] == ticks
+
+
+def test_ticks_of_costs_do_not_overlap_where_one_protocol_costs_much_more(tmp_path):
+    rows = ((2, "fedavg"), (2, "fedgr"), (3, "fedavg"), (3, "fedgr"))
+    for (rounds, method), cost in zip(rows, (20, 400, 1, 2), strict=True):
+        folder = RunFolder(write_curve(tmp_path, [1.0] * rounds, method))
+        record = folder.read()
+        costs = {"seconds": 9.0 * cost, "forward": 20_000 * cost, "backward": 0, "bytes_up": 100_000 * cost}
+        summary = dataclasses.replace(record.summary, **costs)
+        folder.write(dataclasses.replace(record, summary=summary))
+    with plots.paper_size("page"):
+        figure = plots.cost(tmp_path)
+    figure.canvas.draw()
+    for axis in figure.axes[-3:]:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()]
+        shown = sorted((box.x0, box.x1) for box in boxes if axis.bbox.x0 <= box.x0 <= axis.bbox.x1)
+        assert len(shown) > 1
+        assert all(right <= left + 1 for (_, right), (left, _) in itertools.pairwise(shown))
 
 
 def test_bars_start_where_differences_can_be_seen_and_the_axis_says_so(tmp_path):

@@ -105,8 +105,9 @@ def check(
     elif reports:
         print(f"{failed} failed" if failed else "nothing failed")
         if is_file and not failed and reports[0]["kind"] == "method":
-            words = f"--plugin {shlex.quote(str(what))} --method {reports[0]['name']} --setting sym-1.0"
-            print_paths(next=f"{program()} run {words}")
+            words = ["--plugin", str(what), "--method", reports[0]["name"], "--setting", "sym-1.0"]
+            words += [word for value in change or () for word in ("--set", value)]
+            print_paths(next=f"{program()} run {shlex.join(words)}")
     raise typer.Exit(1 if failed else 0)
 
 

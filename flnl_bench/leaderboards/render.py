@@ -41,6 +41,8 @@ from flnl_bench.results.verified import count_statuses
 DIVERGED_NOTE = (
     "✗n: n runs diverged (a loss is not finite): such a number ranks last and is never best or second."
 )
+ELSEWHERE = "*"
+ELSEWHERE_NOTE = f"{ELSEWHERE}: measured on other machines; compare passes instead of seconds."
 LEGEND = "Best in bold, second underlined."
 OURS, PAPER, DIFFERENCE, DETECTABLE = "ours", "paper", "difference", "detectable"  # kinds of rows
 AVERAGE, RANK, PLACE, FIRST = "Avg", "rank", "place", "P(best)"  # columns
@@ -269,8 +271,14 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
     columns = [*COST_COLUMNS.values(), *(f"sent / {per}" for per in PER), *(["paper"] if paper else [])]
     rows = []
     for row in table.rows:
-        numbers = [*row.cost.values(), *sent_numbers(row.sent).values()]
-        cells = [TextCell("" if value is None else f"{value:.4g}") for value in numbers]
+        numbers = row.cost | sent_numbers(row.sent)
+        cells = [
+            TextCell(
+                "" if value is None else f"{value:.4g}",
+                flags=[ELSEWHERE] if name == "seconds" and row.elsewhere else [],
+            )
+            for name, value in numbers.items()
+        ]
         formula = [TextCell(declaration(row.method).paper_cost)] if paper else []
         rows.append(TextRow(row.label, [*cells, *formula]))
     about = [
@@ -280,7 +288,13 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
         "each sample, for each class and once per client.",
         f"Protocol: {table.protocol.line}.",
     ]
-    notes = [*(f"{row.label}: {sentence(row.sent)}" for row in table.rows), verification_note(table)]
+    senders: dict[str, list[str]] = {}  # sentence → rows
+    for row in table.rows:
+        senders.setdefault(sentence(row.sent), []).append(row.label)
+    notes = [f"{', '.join(labels)}: {text}" for text, labels in senders.items()]
+    if any(row.elsewhere for row in table.rows):
+        notes.insert(0, ELSEWHERE_NOTE)
+    notes.append(verification_note(table))
     if paper:
         notes.append(
             "Paper: bytes both ways; F forward, B backward; M a model, D samples, C classes, K clients."

@@ -125,6 +125,11 @@ class Row:
         return not is_shipped(self.method)
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether some of its runs are published or imported: their seconds are of another machine."""
+        return any(record.published or record.imported for record in self.records)
+
+    @property
     def title(self) -> str:
         """The label with the method's name as in its paper."""
         return (declaration(self.method).title or self.method) + self.label.removeprefix(self.method)
