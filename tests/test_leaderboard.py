@@ -485,6 +485,18 @@ def test_unknown_names_of_a_layout_are_refused(tmp_path, option, name, message):
     assert message in done.errors[-1]
 
 
+def test_notes_explain_the_columns_that_are_shown(tmp_path):
+    write_grid(tmp_path, GRID)
+
+    def explained(*more):
+        (text,) = leaderboard(tmp_path, layout=Layout(*more)).text_tables
+        return {note.partition(":")[0] for note in text.notes} & {"Avg", "Rank", "Place"}
+
+    assert explained() == {"Avg", "Rank", "Place"}
+    assert explained(("sym-1.0", "Avg")) == {"Avg"}
+    assert explained(("sym-1.0", "P(best)")) == {"Place"}
+
+
 def test_a_caption_is_of_one_table(tmp_path):
     write_run(tmp_path)
     write_run(tmp_path, partition="dir-0.3")
@@ -501,7 +513,8 @@ def test_labels_of_latex_are_short_and_different(tmp_path):
     assert captions == 2 * [r"Test accuracy in \%, mean of the last 10 rounds (last-10)"]
 
 
-def test_a_table_has_the_title_of_a_method_in_a_plugin_file(tmp_path):
+def test_a_table_has_the_title_of_a_method_in_a_plugin_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLNL_PLUGINS", "")  # the option changes it
     write_run(tmp_path / "runs", "mine")
     file = tmp_path / "mine.py"
     file.write_text(

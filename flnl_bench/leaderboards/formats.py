@@ -144,7 +144,7 @@ def _latex_table(table: TextTable, label: str) -> str:
         "\\end{tabular}",
     ]
     words = re.sub("`([^`]*)`", r"\\texttt{\1}", latex(" ".join([table.legend, *table.notes]).strip()))
-    notes = [f"\\par\\smallskip\\footnotesize {words}"] if words else []
+    notes = [f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {words}}}"] if words else []
     lines = [
         *alarm,
         f"\\begin{{{kind}}}",

@@ -132,6 +132,12 @@ class Layout:
         if names:
             shown = [name.lower() for name in text.columns]
             places = [shown.index(name) for name in names if name in shown]
+        columns = [text.columns[place] for place in places]
+        shown_notes = tuple(text.notes) if self.notes else ()
+        if names:  # notes that explain hidden columns are left out; the one on places also explains P(best)
+            hidden = {name.capitalize() for name in text.columns if name not in columns}
+            hidden -= {PLACE.capitalize()} if FIRST in columns else set()
+            shown_notes = tuple(note for note in shown_notes if note.partition(":")[0] not in hidden)
         rows = [
             dataclasses.replace(row, cells=[self._cell(row.cells[place]) for place in places])
             for row in self._chosen(text.rows)
@@ -139,10 +145,10 @@ class Layout:
         ]
         return dataclasses.replace(
             text,
-            columns=[text.columns[place] for place in places],
+            columns=columns,
             rows=rows,
             legend=text.legend if self.notes else "",
-            notes=text.notes if self.notes else (),
+            notes=shown_notes,
             caption=self.caption,
             label=self.label,
         )
