@@ -8,9 +8,10 @@ STAMP := .venv/.installed
 setup: $(STAMP)
 
 # uv keeps further environments cheap: it links files from its cache instead of copying them. Bytecode is made here
-# because some shells forbid Python to write it, and then every process would compile torch anew.
+# because some shells forbid Python to write it, and then every process would compile torch again.
 $(STAMP): pyproject.toml
-	@echo "setting up .venv; the first time this downloads torch (UV_TORCH_BACKEND=cpu leaves out 4 GB of CUDA libraries)"
+	@echo "setting up .venv; the first time this downloads torch (UV_TORCH_BACKEND=cpu leaves out 4 GB of CUDA libraries),"
+	@echo "then compiles 15,000 files of Python, silently, for a minute or two"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip install --compile-bytecode --python $(BIN)/python --editable '.[dev]'
@@ -33,7 +34,7 @@ lint: setup
 # The site, in build/site; no request is made to any host.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "open build/site/index.html"
+	@echo "open build/site/index.html; for the search: $(BIN)/python -m http.server --directory build/site"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

@@ -59,11 +59,20 @@ def of_machine(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _OF_MACHINE
 
 
+_LISTED = {"data set", "method", "model", "partition", "preset", "setting", "suite", "tracker"}  # by `list`
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str], where: str = "") -> BadInput:
-    """Make an error that names the unknown name, its nearest match and the allowed names."""
+    """Make an error that names the unknown name, its nearest match and the allowed names.
+
+    Instead of many names that `flnl-bench list` shows, it names that command.
+    """
     allowed = sorted(allowed)
+    names = f"allowed: {', '.join(allowed)}"
+    if kind in _LISTED and len(names) > 160:
+        names = f"`flnl-bench list {kind.replace(' ', '')}s` shows all {len(allowed)}"
     place = f" in {where}" if where else ""
-    return BadInput(f"unknown {kind} {name!r}{place}{nearest(name, allowed)} (allowed: {', '.join(allowed)})")
+    return BadInput(f"unknown {kind} {name!r}{place}{nearest(name, allowed)} ({names})")
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

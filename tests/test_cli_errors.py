@@ -27,7 +27,10 @@ def refused(*arguments, code=2) -> str:
     [
         (["--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (["--method", "fedavg/storng"], "did you mean 'fedavg/strong'?"),
-        (["--method", "FedGR"], "unknown method 'FedGR'; did you mean 'fedgr'?"),
+        (
+            ["--method", "FedGR"],
+            "unknown method 'FedGR'; did you mean 'fedgr'? (`flnl-bench list methods` shows",
+        ),
         (["--dataset", "CIFAR-100"], "did you mean 'cifar100'?"),
         (["--setting", "symm-1.0"], "did you mean 'sym-"),
         (["--setting", "sym-1.5"], "sym-1.5"),
@@ -90,6 +93,7 @@ def test_a_bad_value_is_refused_before_anything_is_written(tmp_path, changes, ex
         (["run", "--method", "fedavg"], "missing option --setting, as in --setting sym-1.0"),
         (["run", "--method", "fedavg", "--scenario", "nowhere"], "there is no scenario file nowhere.npz"),
         (["rum"], "no such command 'rum'; did you mean 'run'?"),
+        (["suite", "plan"], "expected a suite, as in `suite plan smoke`"),
         (["list", "method"], "unknown kind 'method'; did you mean 'methods'?"),
         (["scenario"], "missing command"),
         (["scenario", "show"], "missing option --setting"),

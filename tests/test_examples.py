@@ -49,6 +49,8 @@ def test_every_step_of_the_tutorial_works(folder, monkeypatch):
         line = changed(line, small) if line.startswith("run ") else line.replace("--jobs 2", "--jobs 1")
         done = flnl(*line.split())
         assert done.code == 0, (line, done.errors)
+        if line.startswith("plugin check"):
+            assert "flnl-bench run --plugin smoothing.py --method smoothing --setting sym-1.0" in done.out
     assert len(list((folder / "results/runs").rglob("run.json"))) == 4  # that of step 3 is one of them
     assert "moothing" in (folder / "table.tex").read_text()
     for name in ("curves.pdf", "memorization.pdf", "smoothing.zip", "site/index.html"):

@@ -159,7 +159,7 @@ def read(name):
 
 
 # -- rounds ------------------------------------------------------------------------------------------
-def play(case, out):
+def run_case(case, out):
     """The rounds of a case, without the times, and the final global weights."""
     method, *changes, length = case.split()
     values = dict(change.split("=") for change in changes)
@@ -249,7 +249,7 @@ def test_scenarios_keep_their_fingerprints(options):
 def test_methods_keep_their_numbers(case, tmp_path):
     golden, kind = read("rounds").get(case), kind_of_cpu()
     assert golden, f"tests/golden has no numbers of {case!r}; {WRITE}"
-    rounds, weights = play(case, tmp_path)
+    rounds, weights = run_case(case, tmp_path)
     now = columns(rounds)
     assert now.keys() == golden.keys()
     for name, values in now.items():
@@ -295,16 +295,16 @@ def test_writing_keeps_the_digests_of_other_kinds_of_cpu_but_for_runs_that_have_
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as out:
-        played = {case: play(case, out) for case in CASES}
+        results = {case: run_case(case, out) for case in CASES}
         made = {
             "folders": {name: folders(name, out) for name in SUITES},
             "fingerprints": {key(options): fingerprint(options) for options in SCENARIOS},
             "rounds": {
                 case: {name: compact(values) for name, values in columns(rounds).items()}
-                for case, (rounds, _) in played.items()
+                for case, (rounds, _) in results.items()
             },
             "digests": merged(
-                read("digests"), kind_of_cpu(), {case: digest(*run) for case, run in played.items()}
+                read("digests"), kind_of_cpu(), {case: digest(*run) for case, run in results.items()}
             ),
         }
     for name, content in made.items():

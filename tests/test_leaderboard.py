@@ -248,9 +248,9 @@ def test_three_seeds_in_one_setting_have_an_interval_and_no_p_value(tmp_path):
     assert (result.difference, result.p) == (11.0, None)
     assert 5 < result.low < 11 < result.high < 17  # t: 11 ± 2.5
     words = " ".join(flnl("leaderboard", tmp_path, "--against", "fedavg").out.split())
-    assert "No p-value is possible with 3 seeds" in words
+    assert "No p-value: with 3 seeds it cannot be below 0.05" in words
     assert "`flnl-bench suite plan` says how many are needed" in words
-    assert "No mark of significance is possible with 3 seeds: 6 are needed." in words
+    assert "No marks of significance: 3 seeds cannot show any; 6 are needed." in words
 
 
 def test_settings_with_a_significant_difference_are_marked(tmp_path):
@@ -282,7 +282,7 @@ def test_against_prints_interval_counts_and_test(tmp_path):
     gained = next(line for line in lines if line[:2] == ["fedgr", "6"])
     assert gained[2] == "+37.00"
     assert gained[-3:] == ["6/0/0", "1.00", "none"]
-    assert "No p-value is possible with 2 settings: below 6 without ties" in " ".join(done.out.split())
+    assert "with 2 settings it cannot be below 0.05; at least 6 without ties" in " ".join(done.out.split())
 
 
 def test_against_an_unknown_method_names_the_nearest(tmp_path):
@@ -485,11 +485,45 @@ def test_unknown_names_of_a_layout_are_refused(tmp_path, option, name, message):
     assert message in done.errors[-1]
 
 
+def test_notes_explain_the_columns_that_are_shown(tmp_path):
+    write_grid(tmp_path, GRID)
+
+    def explained(*more):
+        (text,) = leaderboard(tmp_path, layout=Layout(*more)).text_tables
+        return {note.partition(":")[0] for note in text.notes} & {"Avg", "Rank", "Place"}
+
+    assert explained() == {"Avg", "Rank", "Place"}
+    assert explained(("sym-1.0", "Avg")) == {"Avg"}
+    assert explained(("sym-1.0", "P(best)")) == {"Place"}
+
+
 def test_a_caption_is_of_one_table(tmp_path):
     write_run(tmp_path)
     write_run(tmp_path, partition="dir-0.3")
     done = flnl("leaderboard", tmp_path, "--caption", "Ours")
     assert (done.code, "but there are 2" in done.errors[-1]) == (2, True)
+
+
+def test_labels_of_latex_are_short_and_different(tmp_path):
+    write_run(tmp_path, training={"epochs": 3})
+    write_run(tmp_path, training={"epochs": 4})
+    out = flnl("leaderboard", tmp_path, "--format", "latex").out
+    assert re.findall(r"\\label{(.*?)}", out) == ["tab:digits-iid-quick", "tab:digits-iid-quick-2"]
+    captions = re.findall(r"\\caption{(.*?)[.;]", out)
+    assert captions == 2 * [r"Test accuracy in \%, mean of the last 10 rounds (last-10)"]
+
+
+def test_a_table_has_the_title_of_a_method_in_a_plugin_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLNL_PLUGINS", "")  # the option changes it
+    write_run(tmp_path / "runs", "mine")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        'from flnl_bench import Method\nclass Mine(Method):\n    """Mine."""\n'
+        '    name = "mine"\n    title = "My Method"\n    reference = "here"\n'
+    )
+    words = ["leaderboard", tmp_path / "runs", "--format", "latex"]
+    assert "My Method" not in flnl(*words).out
+    assert "My Method" in flnl(*words, "--plugin", file).out
 
 
 def test_methods_of_the_user_are_marked_next_to_those_of_the_package(tmp_path):

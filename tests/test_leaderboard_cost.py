@@ -51,6 +51,19 @@ def test_costs_are_for_a_client_a_sample_or_a_round(costly):
     assert float(idle["sent_per_sample"]) == 0
 
 
+def test_seconds_of_other_machines_are_marked_and_equal_messages_are_said_once(tmp_path):
+    counts = {"samples": 100, "mixtures": 0, "searches": 0, "sent": {"n_k": SENT["n_k"]}}
+    for method in ("fedavg", "fedprox"):
+        counted_run(tmp_path, method, counts)
+    (path,) = (RunFolder(file.parent) for file in tmp_path.rglob("fedprox/*/run.json"))
+    path.write(dataclasses.replace(path.read(), imported={"file": "theirs.zip"}))
+    out = flnl("leaderboard", tmp_path, "--metric", "cost", "--format", "md").out
+    rows = [line for line in out.splitlines() if line.startswith("| fed")]
+    assert {row.split()[1]: "| 0.25 * |" in row for row in rows} == {"fedavg": False, "fedprox": True}
+    assert "measured on other machines" in out
+    assert "fedavg, fedprox: Besides weights, a client sends" in out
+
+
 def test_a_method_that_trains_nobody_has_no_cost_per_client(tmp_path):
     counted_run(tmp_path, "fedavg", {"samples": 0, "mixtures": 0, "searches": 0, "sent": {}})
     document = json.loads(leaderboard(tmp_path).to_json())

@@ -1,5 +1,7 @@
 """Pictures of rounds and headline numbers: what is drawn is what was recorded."""
 
+import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +15,8 @@ from flnl_bench import plots
 from flnl_bench.methods import declarations, default_methods
 from flnl_bench.plots.style import COLOURS, MARKERS, MOST_LINES, label_text, looks_of
 from flnl_bench.plots.summaries import round_times, short_time
+from flnl_bench.results.run_folder import RunFolder
+from flnl_bench.results.run_record import summarise
 
 
 def lines_of(axis) -> dict[str, np.ndarray]:
@@ -218,6 +222,11 @@ def test_a_method_looks_the_same_whatever_else_is_drawn(tmp_path):
         assert line.get_marker() in MARKERS
 
 
+def test_a_method_of_the_user_has_no_colour_of_fedavg_or_the_control():
+    theirs = {plots.look_of(name).colour for name in ("fedavg", "fedavg/strong")}
+    assert theirs.isdisjoint(plots.look_of(f"mine-{n}").colour for n in range(60))
+
+
 def test_no_two_methods_of_a_picture_look_alike():
     names = [f"mine-{n}" for n in range(60)]  # by their digests, some of them would
     bare = [plots.look_of(name)[:2] for name in names]
@@ -244,7 +253,9 @@ def test_a_picture_for_a_paper_is_as_wide_as_a_column_or_a_page(tmp_path, size, 
     done = flnl("plot", "curves", tmp_path, "--size", size, "-o", target)
     assert done.code == 0, done.errors
     with plots.paper_size(size):
-        assert plots.curves(tmp_path).get_figwidth() == inches
+        figure = plots.curves(tmp_path)
+    assert figure.get_figwidth() == inches
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedAvg"]  # as in a paper's table
     assert b"/FontFile2" in target.read_bytes()  # TrueType
 
 
@@ -279,6 +290,23 @@ def test_titles_are_inside_the_picture(tmp_path):
 )
 def test_times_are_in_units_that_people_use(low, high, ticks):
     assert [short_time(seconds) for seconds in round_times(low, high)] == ticks
+
+
+def test_ticks_of_costs_do_not_overlap_where_one_protocol_costs_much_more(tmp_path):
+    for rounds, method, cost in ((2, "fedavg", 20), (2, "fedgr", 400), (3, "fedavg", 1), (3, "fedgr", 2)):
+        folder = RunFolder(write_curve(tmp_path, [1.0] * rounds, method))
+        costs = {"seconds": 3.0 * cost, "forward": 9_000 * cost, "backward": 0, "bytes_up": 50_000 * cost}
+        rows = [{**row, **costs} for row in folder.read_rounds()]
+        folder.rewrite_rounds(rows)
+        folder.write(dataclasses.replace(folder.read(), summary=summarise(rows)))
+    with plots.paper_size("page"):
+        figure = plots.cost(tmp_path)
+    figure.canvas.draw()
+    for axis in figure.axes[-3:]:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()]
+        shown = sorted((box.x0, box.x1) for box in boxes if axis.bbox.x0 <= box.x0 <= axis.bbox.x1)
+        assert len(shown) > 1
+        assert all(right <= left + 1 for (_, right), (left, _) in itertools.pairwise(shown))
 
 
 def test_bars_start_where_differences_can_be_seen_and_the_axis_says_so(tmp_path):

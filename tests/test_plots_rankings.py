@@ -43,7 +43,7 @@ def test_ranks_of_one_seed_are_refused(tmp_path):
     for method in ("fedavg", "fedgr"):
         write_run(tmp_path, method)
     done = flnl("plot", "ranks", tmp_path, "-o", tmp_path / "x.png")
-    assert (done.code, "the noise is unknown" in done.errors[-1]) == (2, True)
+    assert (done.code, "run at least two seeds" in done.errors[-1]) == (2, True)
     assert not (tmp_path / "x.png").exists()
 
 

@@ -146,6 +146,14 @@ def test_hyper_parameters_are_shown_once_with_ranges_and_changes(tmp_path):
     assert "<td><strong>0.5</strong></td><td>1</td><td>float from 0</td>" in text
 
 
+def test_a_method_that_is_not_installed_has_no_empty_columns(tmp_path):
+    write_run(tmp_path / "runs", "mine", hyperparameters={"mu": 0.5})
+    assert flnl("report", tmp_path / "runs", "-o", tmp_path / "site").code == 0
+    text = (tmp_path / "site" / "methods" / "mine.html").read_text()
+    assert "flnl-bench report --plugin FILE.py" in text
+    assert ">default</th>" not in text
+
+
 def test_a_method_is_drawn_next_to_fedavg(site):
     assert 'data-references="fedavg"' in (site / "methods" / "fedgr.html").read_text()
     assert 'data-references=""' in (site / "methods" / "fedavg.html").read_text()

@@ -152,6 +152,7 @@ def test_two_methods_stand_side_by_side(open_page):
         page.locator("section", has_text="digits · iid").first.locator("tbody tr").first.inner_text().split()
     )
     assert cells == ["sym-1.0", "72.00", "21.00", "+51.00", "2/0/0", "2"]
+    assert page.locator("#diverged").is_hidden()  # no run did
     page.locator("#b").select_option("fedprox")
     page.locator("th", has_text="fedprox").first.wait_for()
     assert "b=fedprox" in page.url

@@ -13,7 +13,7 @@ from benchmarks.speed.__main__ import main
 from benchmarks.speed.growth import federation
 from benchmarks.speed.loops import Limit, Naive, Ours, average
 from benchmarks.speed.measuring import best_seconds
-from benchmarks.speed.passes import Bare, played, weighted_median
+from benchmarks.speed.passes import Bare, timed_round, weighted_median
 from flnl_bench.engine.devices import CPU, Devices
 from flnl_bench.methods import default_methods
 from flnl_bench.testing.worlds import make_world, random_images, worker_of
@@ -68,20 +68,20 @@ def test_stacks_are_timed_next_to_clients_one_after_the_other(monkeypatch):
 
 
 def test_repetitions_take_turns_and_the_shortest_counts():
-    now, played = [0.0], []
+    now, called = [0.0], []
 
-    def play(name, seconds):
+    def call(name, seconds):
         spent = iter(seconds)
 
         def run():
-            played.append(name)
+            called.append(name)
             now[0] += next(spent)
 
         return run
 
-    calls = [play("a", [9, 3, 2]), play("b", [9, 4, 5])]
+    calls = [call("a", [9, 3, 2]), call("b", [9, 4, 5])]
     assert best_seconds(calls, repeats=2, clock=lambda: now[0]) == [2, 4]
-    assert "".join(played) == "ababab"
+    assert "".join(called) == "ababab"
 
 
 def test_more_clients_hold_as_many_samples_and_as_many_take_part():
@@ -95,7 +95,7 @@ def test_a_replay_does_the_passes_of_the_calls_and_the_ledger_has_no_others(worl
     bare, seen = Bare(world, worker_of(engine).images.views), []
     replay = bare.replay
     bare.replay = lambda events: seen.append(list(events)) or replay(events)
-    row, report = played(engine, bare)
+    row, report = timed_round(engine, bare)
     assert len(row.calls) == len(seen) == 2
     kinds = [[(kind, size) for kind, _, size in events] for events in seen]
     one_step = [("gradient", 32), ("gradient", 32), ("step", 2 * bare.parameters)]

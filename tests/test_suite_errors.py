@@ -73,7 +73,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(text, expected, tmp_pat
     ("arguments", "expected"),
     [
         (["nowhere.toml"], "there is no suite file nowhere.toml"),
-        (["smok"], "unknown suite 'smok'; did you mean 'smoke'? (allowed: fedgr-switches, "),
+        (["smok"], "unknown suite 'smok'; did you mean 'smoke'? (`flnl-bench list suites` shows all"),
         (["smok"], "the name of a file ends in .toml"),
         ([Path(__file__).parent], f"{Path(__file__).parent} is a folder, not a file"),
         (["smoke", "--executor", "slrum"], "did you mean 'slurm'?"),

@@ -167,7 +167,7 @@ class Round:
         return sum(replay for _, replay in self.calls)
 
 
-def played(engine: Engine, bare: Bare) -> tuple[Round, RoundReport]:
+def timed_round(engine: Engine, bare: Bare) -> tuple[Round, RoundReport]:
     """Run a round, and the replay of each call directly after the call."""
     calls: list[tuple[float, float]] = []
     inside = 0.0
@@ -209,7 +209,7 @@ def measured(method: str, world: World, repeats: int) -> dict[str, list[Round]]:
     warm = engine.method.warmup(engine.terms)
     found: dict[str, list[Round]] = defaultdict(list)
     for number in range(ROUNDS):
-        row, report = played(engine, bare)
+        row, report = timed_round(engine, bare)
         stage = report.method.get("stage")
         name = method if stage is None else f"{method}, stage {stage:.0f}"
         if len(found[name]) < repeats and (stage is not None or number >= warm):

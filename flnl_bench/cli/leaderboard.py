@@ -99,6 +99,7 @@ def leaderboard_command(
     output: Annotated[
         Path | None, option(OUTPUT, "FILE", "Write this file instead of stdout.", "--output", "-o")
     ] = None,
+    plugin: options.PluginFiles = None,
     force: Annotated[bool, flag(OUTPUT, "Replace FILE if it exists.", "--force")] = False,
     as_json: Annotated[bool, flag(OUTPUT, "The same as --format json.", "--json")] = False,
 ) -> None:
@@ -108,6 +109,7 @@ def leaderboard_command(
     from flnl_bench.leaderboards.render import Layout
     from flnl_bench.leaderboards.terminal import show, width_here
 
+    options.use_plugins(plugin)
     if as_json and kind not in (None, "json"):
         raise BadInput(f"--json and --format {kind} are both given; use one of them")
     chosen_format = choose_format("json" if as_json else kind, output)

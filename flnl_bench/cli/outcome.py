@@ -162,7 +162,7 @@ def print_run(record: RunRecord) -> None:
     if published := published_line(record):
         lines.add_row("published", published)
     if others := cell_line(record, published_runs()[0]):
-        lines.add_row("next to it", others)
+        lines.add_row("others", others)
     at_best, at_end = memorised(rows[summary.best_round or 0]), memorised(rows[-1])
     if at_end is not None:
         lines.add_row(

@@ -91,8 +91,10 @@ def plot_command(
     y: Annotated[
         str | None, option(DRAWING, "NAME", "Hyper-parameter from bottom to top (grid).", "--y")
     ] = None,
+    plugin: options.PluginFiles = None,
 ) -> None:
     """Draw a picture of finished runs: PNG, SVG or PDF, by the ending of FILE."""
+    options.use_plugins(plugin)
     if kind not in PLOT_HELP:
         raise unknown("kind of plot", kind, PLOT_HELP)
     names: dict[str, Any] = {"method": method, "setting": setting, "partition": partition, "dataset": dataset}

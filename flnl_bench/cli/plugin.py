@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import typer
 from flnl_bench.cli import completion, options
 from flnl_bench.cli.console import note, print_json, waiting
 from flnl_bench.cli.options import FILES, METHOD, option, parse_changes
+from flnl_bench.cli.outcome import print_paths, program
 from flnl_bench.errors import BadInput, unknown
 from flnl_bench.processes import exits_refused
 
@@ -102,6 +104,10 @@ def check(
         print_json({"entries": reports, "problems": problems, "failed": failed})
     elif reports:
         print(f"{failed} failed" if failed else "nothing failed")
+        if is_file and not failed and reports[0]["kind"] == "method":
+            words = ["--plugin", str(what), "--method", reports[0]["name"], "--setting", "sym-1.0"]
+            words += [word for value in change or () for word in ("--set", value)]
+            print_paths(next=f"{program()} run {shlex.join(words)}")
     raise typer.Exit(1 if failed else 0)
 
 

@@ -99,10 +99,12 @@ def report_command(
     ],
     folder: Folder = RUNS,
     with_published: WithPublished = False,
+    plugin: options.PluginFiles = None,
 ) -> None:
     """Make a static site of all finished runs: leaderboard, methods, runs, comparisons, cost."""
     from flnl_bench.report.site import write_report
 
+    options.use_plugins(plugin)
     with waiting("writing the report"):
         first = write_report(folder, output, with_published=with_published)
     print(first)

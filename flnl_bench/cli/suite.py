@@ -142,8 +142,10 @@ def suite_command(
 def _suite_of(words: list[str]) -> tuple[Path, bool]:
     """Return the suite, and whether it is only planned."""
     planning = len(words) == 2 and words[0] == "plan"
-    if len(words) != 1 and not planning:
-        raise BadInput(f"expected one suite or `plan` and a suite, not {' '.join(words)!r}")
+    if words == ["plan"] or not (len(words) == 1 or planning):
+        raise BadInput(
+            f"expected a suite, as in `suite plan smoke` or `suite smoke`, not {' '.join(words)!r}"
+        )
     return Path(words[-1]), planning
 
 

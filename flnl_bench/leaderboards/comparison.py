@@ -117,7 +117,7 @@ def _share_won(gains: Sequence[float], limit: float) -> float:
 
 
 def _interval(cells: Sequence[tuple[Cell, Cell, Sequence[int]]]) -> tuple[float | None, float | None]:
-    """Return the interval of the mean difference over settings; None if the noise is unknown."""
+    """Return the interval of the mean difference over settings; None without a deviation."""
     import numpy as np
 
     scores = np.full((2, len(cells), max(len(shared) for *_, shared in cells)), np.nan)

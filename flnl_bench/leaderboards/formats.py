@@ -115,13 +115,21 @@ _LATEX_MARKS = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}"}
 def write_latex(board: Leaderboard) -> str:
     """Write all tables, each a floating one."""
     head = "% In the preamble: \\usepackage{booktabs,graphicx}\n"
-    return head + "\n".join(_latex_table(table) for table in board.text_tables if table.rows)
+    tables = [table for table in board.text_tables if table.rows]
+    labels = [table.label or _label(table.title) for table in tables]
+    for place, label in reversed(list(enumerate(labels))):
+        labels[place] += f"-{earlier + 1}" if (earlier := labels[:place].count(label)) else ""
+    return head + "\n".join(map(_latex_table, tables, labels))
 
 
-def _latex_table(table: TextTable) -> str:
+def _label(title: str) -> str:
+    """Return a short label of a table: its title without changed options."""
+    return f"tab:{re.sub('[^a-z0-9]+', '-', re.sub(' with [^·]*', '', title.lower())).strip('-')}"
+
+
+def _latex_table(table: TextTable, label: str) -> str:
     kind = "table*" if len(table.columns) >= _WIDE else "table"
-    caption = table.caption or " ".join([f"{table.title}.", *table.about])
-    label = table.label or f"tab:{re.sub('[^a-z0-9]+', '-', table.title.lower()).strip('-')}"
+    caption = table.caption or " ".join([*table.about, f"Runs: {table.title.replace(' · ', ', ')}."])
     body = [_latex_row(row) for row in table.rows]
     last = next((place for place, row in enumerate(table.rows) if row.kind == "detectable"), len(body))
     body[last:last] = ["\\midrule"] if last < len(body) else []
@@ -135,8 +143,8 @@ def _latex_table(table: TextTable) -> str:
         "\\bottomrule",
         "\\end{tabular}",
     ]
-    words = latex(" ".join([table.legend, *table.notes]).strip())
-    notes = [f"\\par\\smallskip\\footnotesize {words}"] if words else []
+    words = re.sub("`([^`]*)`", r"\\texttt{\1}", latex(" ".join([table.legend, *table.notes]).strip()))
+    notes = [f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {words}}}"] if words else []
     lines = [
         *alarm,
         f"\\begin{{{kind}}}",

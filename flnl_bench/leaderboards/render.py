@@ -41,6 +41,8 @@ from flnl_bench.results.verified import count_statuses
 DIVERGED_NOTE = (
     "✗n: n runs diverged (a loss is not finite): such a number ranks last and is never best or second."
 )
+ELSEWHERE = "*"
+ELSEWHERE_NOTE = f"{ELSEWHERE}: measured on other machines; compare passes instead of seconds."
 LEGEND = "Best in bold, second underlined."
 OURS, PAPER, DIFFERENCE, DETECTABLE = "ours", "paper", "difference", "detectable"  # kinds of rows
 AVERAGE, RANK, PLACE, FIRST = "Avg", "rank", "place", "P(best)"  # columns
@@ -130,6 +132,12 @@ class Layout:
         if names:
             shown = [name.lower() for name in text.columns]
             places = [shown.index(name) for name in names if name in shown]
+        columns = [text.columns[place] for place in places]
+        shown_notes = tuple(text.notes) if self.notes else ()
+        if names:  # notes that explain hidden columns are left out; the one on places also explains P(best)
+            hidden = {name.capitalize() for name in text.columns if name not in columns}
+            hidden -= {PLACE.capitalize()} if FIRST in columns else set()
+            shown_notes = tuple(note for note in shown_notes if note.partition(":")[0] not in hidden)
         rows = [
             dataclasses.replace(row, cells=[self._cell(row.cells[place]) for place in places])
             for row in self._chosen(text.rows)
@@ -137,10 +145,10 @@ class Layout:
         ]
         return dataclasses.replace(
             text,
-            columns=[text.columns[place] for place in places],
+            columns=columns,
             rows=rows,
             legend=text.legend if self.notes else "",
-            notes=text.notes if self.notes else (),
+            notes=shown_notes,
             caption=self.caption,
             label=self.label,
         )
@@ -269,8 +277,14 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
     columns = [*COST_COLUMNS.values(), *(f"sent / {per}" for per in PER), *(["paper"] if paper else [])]
     rows = []
     for row in table.rows:
-        numbers = [*row.cost.values(), *sent_numbers(row.sent).values()]
-        cells = [TextCell("" if value is None else f"{value:.4g}") for value in numbers]
+        numbers = row.cost | sent_numbers(row.sent)
+        cells = [
+            TextCell(
+                "" if value is None else f"{value:.4g}",
+                flags=[ELSEWHERE] if name == "seconds" and row.elsewhere else [],
+            )
+            for name, value in numbers.items()
+        ]
         formula = [TextCell(declaration(row.method).paper_cost)] if paper else []
         rows.append(TextRow(row.label, [*cells, *formula]))
     about = [
@@ -280,7 +294,13 @@ def cost_table(table: Table, *, paper: bool = False) -> TextTable:
         "each sample, for each class and once per client.",
         f"Protocol: {table.protocol.line}.",
     ]
-    notes = [*(f"{row.label}: {sentence(row.sent)}" for row in table.rows), verification_note(table)]
+    senders: dict[str, list[str]] = {}  # sentence → rows
+    for row in table.rows:
+        senders.setdefault(sentence(row.sent), []).append(row.label)
+    notes = [f"{', '.join(labels)}: {text}" for text, labels in senders.items()]
+    if any(row.elsewhere for row in table.rows):
+        notes.insert(0, ELSEWHERE_NOTE)
+    notes.append(verification_note(table))
     if paper:
         notes.append(
             "Paper: bytes both ways; F forward, B backward; M a model, D samples, C classes, K clients."
@@ -330,8 +350,9 @@ def _comparison_notes(table: Table, compared: Mapping[str, Comparison], metric: 
     if any(result.p is None for result in compared.values()):
         unit = "settings" if several else "seeds"
         notes.append(
-            f"No p-value is possible with {units} {unit}: below {LEAST_PAIRS} without ties, none is under "
-            "0.05. The interval is what they can show; `flnl-bench suite plan` says how many are needed."
+            f"No p-value: with {units} {unit} it cannot be below {SIGNIFICANCE}; at least {LEAST_PAIRS} "
+            "without ties are needed. Read the interval instead; `flnl-bench suite plan` says how many are "
+            "needed for a difference."
         )
     return notes
 
@@ -465,7 +486,7 @@ def verification_note(table: Table) -> str:
         parts = [part.replace(" in ", " in at least ") for part in parts]
     published = sum(record.published for record in table.records)
     shipped = f"; {published} are published with this package" if published else ""
-    return f"Verification of {len(statuses)} runs: {', '.join(parts)}{shipped}."
+    return f"Verification of {len(statuses)} run{'s' * (len(statuses) > 1)}: {', '.join(parts)}{shipped}."
 
 
 def resolution_notes(table: Table) -> list[str]:
@@ -480,12 +501,14 @@ def resolution_notes(table: Table) -> list[str]:
         )
         notes.append(
             f"{PLACE.capitalize()}: {100 * PLACE_LEVEL:.0f} % interval of the place in the order by {over}; "
-            f"{FIRST}: probability of being first. Rows that share a letter cannot be told apart: the "
+            f"{FIRST}: probability of being first. Rows that share a letter tie: the "
             f"{100 * LEVEL:.0f} % interval of their difference contains 0. By a paired bootstrap over "
             f"{drawn} ({DRAWS} draws)."
         )
     elif sum(row.average is not None for row in table.rows) > 1:
-        notes.append("No place, because the noise is unknown: a setting needs two seeds.")
+        notes.append(
+            "No places: one seed does not show how much results vary between seeds; run at least two."
+        )
     if table.detectable:
         notes.append(
             "Detectable: the smallest true difference of two rows that these seeds show in 80 % of all cases "
@@ -504,7 +527,7 @@ def _test_notes(table: Table, against: str, tests: Mapping[str, Mapping[str, str
         "over its seeds, 5 %, Holm's correction over the settings of a row)."
     )
     if table.seeds < needed:
-        return [f"No mark of significance is possible with {table.seeds} seeds: {needed} are needed."]
+        return [f"No marks of significance: {table.seeds} seeds cannot show any; {needed} are needed."]
     return [text]
 
 

@@ -185,7 +185,7 @@ def drawn_places(draws: Draws, level: float = PLACE_LEVEL) -> tuple[Numbers, Num
 
 
 def tie_letters(order: Sequence[int], apart: Numbers) -> dict[int, str]:
-    """Give letters to methods, best first: two share a letter if and only if they cannot be told apart.
+    """Give letters to methods, best first: two share a letter if and only if they tie.
 
     Insert and absorb (Piepho 2004): every pair that is apart splits the groups that hold both.
     """

@@ -76,7 +76,7 @@ class Standing(NamedTuple):
     low: int  # 90 % interval of its place
     high: int
     best: float  # probability of being first
-    letters: str  # rows that share one cannot be told apart
+    letters: str  # rows that share one tie
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +123,11 @@ class Row:
     def own(self) -> bool:
         """Whether it is a method of the user, not of this package."""
         return not is_shipped(self.method)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether some of its runs are published or imported: their seconds are of another machine."""
+        return any(record.published or record.imported for record in self.records)
 
     @property
     def title(self) -> str:

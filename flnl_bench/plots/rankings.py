@@ -11,7 +11,6 @@ import numpy as np
 
 from flnl_bench.errors import BadInput
 from flnl_bench.leaderboards.metrics import find_metric
-from flnl_bench.leaderboards.render import OWN
 from flnl_bench.leaderboards.statistics import (
     LEAST_PAIRS,
     SIGNIFICANCE,
@@ -65,7 +64,9 @@ def ranks(source: Source, metric: str = "last10", **filters: Unpack[Filters]) ->
     """Draw the 90 % interval of each row's place, with its place, letters of ties and P(best)."""
     tables = [table for table in _tables(source, metric, filters) if table.standings]
     if not tables:
-        raise BadInput("the noise is unknown: one seed of fewer than five settings has no interval of places")
+        raise BadInput(
+            "one seed of fewer than five settings has no interval of places; run at least two seeds"
+        )
     rows = {table.protocol.title: [row for row in table.rows if row.average] for table in tables}
     most = max(map(len, rows.values()))
     if most > MOST_ROWS:
@@ -144,7 +145,7 @@ def cd(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> Fi
         label_fmt_left="{label} ({rank:.2f})",
         label_fmt_right="({rank:.2f}) {label}",
         label_props={"fontsize": 8},
-        color_palette={label: look_of(label.removeprefix(f"{OWN} ")).colour for label in labels},
+        color_palette={shown_name(row): look_of(row.label).colour for row in tables[0].rows},
     )
     smallest = 2.0 ** (1 - scores.shape[1]) * len(pairs)
     possible = "" if smallest <= SIGNIFICANCE else f"; the smallest possible p is {min(1.0, smallest):.2g}"

@@ -16,6 +16,7 @@ from flnl_bench.leaderboards.comparability import Names, Protocol, chosen, setti
 from flnl_bench.leaderboards.pandas_api import Results, records_of
 from flnl_bench.leaderboards.render import OWN
 from flnl_bench.leaderboards.table import Row, make_tables
+from flnl_bench.plots.style import for_paper
 from flnl_bench.results.run_folder import read_runs
 from flnl_bench.results.run_record import ROUNDS_FILE, RUN_FILE, RoundRow, RunRecord
 
@@ -118,8 +119,9 @@ def beliefs_of(record: RunRecord, *names: str) -> dict[str, Numbers] | None:
 
 
 def shown_name(row: Row) -> str:
-    """Return the label of a row for people, marked if it is not a method of this package."""
-    return f"{OWN} {row.label}" if row.own else row.label
+    """Return the label of a row, or its title in a figure for a paper, marked if the method is a user's."""
+    name = row.title if for_paper() else row.label
+    return f"{OWN} {name}" if row.own else name
 
 
 # -- panels ------------------------------------------------------------------------------------------

@@ -82,13 +82,14 @@ def look_of(name: str) -> Look:
     version = re.search(r" v(\d+)$", name)
     name = name[: version.start()] if version else name
     place = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
-    place %= len(COLOURS) * len(MARKERS) * len(DASHES)
-    lap = place // len(COLOURS)
+    colours = COLOURS[2:]  # black and grey are FedAvg and the control
+    place %= len(colours) * len(MARKERS) * len(DASHES)
+    lap = place // len(colours)
     declared = declaration(name)
     dash = DASHES.index(declared.dash) if declared.dash else lap
     later = int(version[1]) - 1 if version else 0
     return Look(
-        declared.colour or COLOURS[place % len(COLOURS)],
+        declared.colour or colours[place % len(colours)],
         declared.marker or MARKERS[(place + lap) % len(MARKERS)],
         DASHES[(dash + later) % len(DASHES)],
     )
@@ -138,6 +139,11 @@ def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
             return draw(*args, **kwargs)
 
     return drawn
+
+
+def for_paper() -> bool:
+    """Return whether figures are drawn in the size of a paper."""
+    return _width.get() is not None
 
 
 @contextmanager

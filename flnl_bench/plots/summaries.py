@@ -106,15 +106,16 @@ def _scale(axis: Any, unit: str) -> None:
         EngFormatter,
         FixedLocator,
         FuncFormatter,
-        LogLocator,
         MaxNLocator,
         NullFormatter,
     )
 
-    low, high = axis.dataLim.intervalx
+    ranges = [other.dataLim.intervalx for other in axis.get_shared_x_axes().get_siblings(axis)]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     if 0 < low < high / 4:
         axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+        steps = [n * 10.0**power for power in range(20) for n in (1, 2, 5)]
+        axis.xaxis.set_major_locator(FixedLocator(_some(steps, low, high, 3)))
         axis.xaxis.set_minor_formatter(NullFormatter())
     else:
         axis.xaxis.set_major_locator(MaxNLocator(3))
@@ -126,15 +127,20 @@ def _scale(axis: Any, unit: str) -> None:
 
 
 def round_times(low: float, high: float) -> list[float]:
-    """Return at most five round times, in seconds, that cover a range."""
+    """Return a few round times, in seconds, that cover a range."""
     steps = [n * unit for unit in (1.0, 60.0) for n in (1, 2, 5, 10, 20, 30)]
     steps += [n * 3600.0 for n in (1, 2, 6, 12)]
     steps += [n * 10**power * 86400.0 for power in range(5) for n in (1, 2, 5)]
     if high > 4 * low > 0:  # a logarithmic axis
-        times = [step for step in steps if low / 1.3 <= step <= high * 1.3]
-        return times[:: -(-len(times) // 5)]
+        return _some(steps, low, high, 4)
     step = next((step for step in steps if (high - low) / step <= 4), steps[-1])
     return [n * step for n in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def _some(steps: Sequence[float], low: float, high: float, most: int) -> list[float]:
+    """Return at most so many of the steps in a range, at equal distances in the list."""
+    inside = [step for step in steps if low / 1.3 <= step <= high * 1.3]
+    return inside[:: max(1, -(-len(inside) // most))]
 
 
 def short_time(seconds: float) -> str:

@@ -3,8 +3,8 @@
 The owner holds a kernel lock on `.lock` while it works, so the lock of a dead owner ends at once. On a
 shared file system, a kernel lock may hold on one machine only. Therefore `.claim` names the owner, which
 touches the file every BEAT seconds. A claim of another machine counts until it was not touched for STALE
-seconds; it does not count if its time is in the future. Machines are told apart by the id of their kernel's
-boot, not by their names: containers on different hosts may have the same name, and containers of one host
+seconds; it does not count if its time is in the future. Machines differ by the id of their kernel's boot,
+not by their names: containers on different hosts may have the same name, and containers of one host
 share its locks. A claim with this machine's name and another boot is that of such a container, or of this
 machine before a restart: it counts for REBOOTED seconds. An owner whose run was taken over (its machine
 slept) detects that before it writes the next round. Process numbers are only shown to users: the kernel

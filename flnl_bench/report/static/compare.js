@@ -57,6 +57,7 @@
           el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))), charts);
       out.append(section);
     }
+    document.getElementById("diverged").hidden = !out.textContent.includes("✗");
     const links = [one, two].map((data, i) => el("a", { href: `methods/${(i ? second : first).value}.html`, text: data.label }));
     const summary = document.getElementById("summary");
     summary.replaceChildren(links[0], " and ", links[1], cells ? ` have ${cells} cells in common.` : " have no cell in common.");
