@@ -58,6 +58,7 @@ def test_the_paper_preset_has_the_values_of_the_paper(dataset):
         "precision": "float32",
         "compile": "off",
         "drop": 0.0,
+        "stack": 1,
     }
 
 

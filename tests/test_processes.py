@@ -129,7 +129,7 @@ run_program()
 
 
 def test_a_stop_before_the_command_runs_is_one_line(monkeypatch):
-    monkeypatch.setattr("typer.main.get_command", lambda app: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("flnl_bench.cli.all_commands", lambda: signal.raise_signal(signal.SIGTERM))
     done = flnl("list", "presets")
     assert (done.code, done.errors) == (130, ["flnl-bench: interrupted"])
 

@@ -299,7 +299,7 @@ def test_the_record_says_what_was_run_and_where(run):
         "summary",
     }
     assert record["status"] == "done"
-    assert record["config"] == json.loads(json.dumps(run.config.as_dict()))
+    assert record["config"] == json.loads(json.dumps(dataclasses.asdict(run.config)))
     assert record["scenario"] == {
         "fingerprint": run.scenario.fingerprint,
         "clients": 6,

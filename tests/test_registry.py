@@ -1,6 +1,7 @@
 """Plugins are found, checked and, if they are broken, reported by name and skipped."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import Literal
 
@@ -390,7 +391,7 @@ NUMBERS = [
     (name, field.name)
     for name, cls in sorted(default_methods().methods.items())
     for field in dataclasses.fields(cls)
-    if "float" in str(field.type) or "int" in str(field.type)
+    if re.search(r"\b(float|int)\b", str(field.type))
     if field.name != "forget_rate"  # checked with what the setting announces, at the start of a run
     if (name, field.name) != ("selfie", "threshold")  # below 0 nothing passes
 ]

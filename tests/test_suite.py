@@ -394,4 +394,4 @@ def test_a_worker_gets_own_data_by_an_absolute_path(tmp_path, monkeypatch):
     )
     (planned,) = grid_of('methods = ["fedavg"]\nsettings = ["clean"]\ndatasets = ["npz:own.npz"]', tmp_path)
     options = worker_arguments(planned, False)[0].options
-    assert (options.dataset, options.setting) == (f"npz:{tmp_path / 'own.npz'}", "clean")
+    assert (options.dataset, options.setting) == (f"npz:{tmp_path / 'own.npz'}@own.npz", "clean")
