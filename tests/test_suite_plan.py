@@ -68,6 +68,6 @@ def test_bad_plans_are_refused(pilot, tmp_path):
     with pytest.raises(BadInput, match="difference"):
         plan_seeds(SUITE, 0, pilot, device="cpu")
     done = flnl("suite", "paln", "smoke")
-    assert (done.code, "expected one suite or `plan` and a suite" in done.errors[-1]) == (2, True)
+    assert (done.code, "expected a suite, as in `suite plan smoke`" in done.errors[-1]) == (2, True)
     done = flnl("suite", "smoke", "--difference", 3)
     assert (done.code, "options of `suite plan`" in done.errors[-1]) == (2, True)

@@ -214,7 +214,7 @@ def test_tables_say_how_many_runs_are_verified_and_which_cannot_be_right(run):
     def column():
         return set(board().frame["verification"])
 
-    assert "Verification of 1 runs: 1 self-reported." in str(board())
+    assert "Verification of 1 run: 1 self-reported." in str(board())
     assert column() == {"self-reported"}
     assert flnl("verify", run, "--rounds", "1").code == 0
     assert column() == {"bit-confirmed in 1 of 3 rounds"}
