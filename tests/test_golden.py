@@ -215,11 +215,14 @@ def near(golden, name, number):
 
     Training multiplies small differences of rounding. Measured on one CPU with the kernels of AVX512, AVX2
     and SSE: a loss differs by at most a thousandth in the first two rounds and by a tenth later; where one
-    sample is judged otherwise, or Krum chooses another client, the accuracy differs by ten points.
+    sample is judged otherwise, or Krum chooses another client, the accuracy differs by ten points. After such a
+    difference, another class may have too few samples for a mixture.
     """
+    early = number < EARLY
+    if name == "counts.mixtures" and not early:
+        return pytest.approx(golden, abs=2)
     if not isinstance(golden, float):
         return golden
-    early = number < EARLY
     if any(word in name for word in PERCENT):
         return pytest.approx(golden, abs=4.0 if early else 15.0)
     share = 0.2 if not early else 5e-2 if name.startswith("diagnostics.") else 3e-3
