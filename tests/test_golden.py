@@ -215,8 +215,8 @@ def near(golden, name, number):
 
     Training multiplies small differences of rounding. Measured on one CPU with the kernels of AVX512, AVX2
     and SSE: a loss differs by at most a thousandth in the first two rounds and by a tenth later; where one
-    sample is judged otherwise, or Krum chooses another client, the accuracy differs by ten points. After such a
-    difference, another class may have too few samples for a mixture.
+    sample is judged otherwise, or Krum chooses another client, the accuracy differs by ten points. Then, a
+    class may have too few samples for a mixture, too.
     """
     early = number < EARLY
     if name == "counts.mixtures" and not early:
