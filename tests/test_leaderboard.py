@@ -497,6 +497,17 @@ def test_notes_explain_the_columns_that_are_shown(tmp_path):
     assert explained(("sym-1.0", "P(best)")) == {"Place"}
 
 
+def test_a_row_with_one_seed_has_no_place(tmp_path):
+    write_grid(tmp_path, {**GRID, "fedcorr": {"sym-1.0": (99.0,), "asym-1.0": (99.0, 98.0)}})
+    board = leaderboard(tmp_path)
+    (table,) = board.tables
+    assert set(table.standings) == set(GRID)
+    assert {standing.high for standing in table.standings.values()} <= {1, 2, 3}
+    assert "Rows with one seed in a setting have no place" in str(board)
+    write_grid(tmp_path, {"fedcorr": GRID["fedgr"]})
+    assert "fedcorr" in leaderboard(tmp_path).tables[0].standings
+
+
 def test_a_caption_is_of_one_table(tmp_path):
     write_run(tmp_path)
     write_run(tmp_path, partition="dir-0.3")

@@ -505,6 +505,10 @@ def resolution_notes(table: Table) -> list[str]:
             f"{100 * LEVEL:.0f} % interval of their difference contains 0. By a paired bootstrap over "
             f"{drawn} ({DRAWS} draws)."
         )
+        if any(row.average and row.label not in table.standings for row in table.rows):
+            notes.append(
+                "Rows with one seed in a setting have no place; the others have places among themselves."
+            )
     elif sum(row.average is not None for row in table.rows) > 1:
         notes.append(
             "No places: one seed does not show how much results vary between seeds; run at least two."

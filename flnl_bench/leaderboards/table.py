@@ -27,6 +27,7 @@ from flnl_bench.leaderboards.comparability import (
 )
 from flnl_bench.leaderboards.metrics import Metric, find_metric, mean_cost, merged_messages
 from flnl_bench.leaderboards.statistics import (
+    FEWEST_SETTINGS,
     detectable_difference,
     drawn_places,
     mean_std,
@@ -302,9 +303,15 @@ class Table:
     def standings(self) -> Mapping[str, Standing]:
         """What the seeds say about the places of the rows that have an Avg, by label.
 
-        Diverged rows share the last places. Empty if there are fewer than two rows, or no noise is known.
+        Of few settings a row needs two seeds each: one shows no noise, and would seem exact. Diverged rows
+        share the last places. Empty if there are fewer than two rows, or no noise is known.
         """
-        ranked = [row for row in self.rows if row.average]
+        least = 1 if len(self.scored) >= FEWEST_SETTINGS else 2
+        ranked = [
+            row
+            for row in self.rows
+            if row.average and all(len(_values(row, setting)) >= least for setting in self.scored)
+        ]
         finite = [row for row in ranked if not row.diverged]
         draws = resample(self.scores(finite, self.scored)) if len(ranked) > 1 and finite else None
         if draws is None:
