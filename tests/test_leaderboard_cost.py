@@ -62,6 +62,12 @@ def test_seconds_of_other_machines_are_marked_and_equal_messages_are_said_once(t
     assert {row.split()[1]: "| 0.25 * |" in row for row in rows} == {"fedavg": False, "fedprox": True}
     assert "measured on other machines" in out
     assert "fedavg, fedprox: Besides weights, a client sends" in out
+    other = "Measured on other machines: fedprox; compare passes"
+    assert (
+        other
+        in flnl("leaderboard", tmp_path, "--metric", "last10", "--at", "seconds=99", "--format", "md").out
+    )
+    assert other not in flnl("leaderboard", tmp_path, "--format", "md").out
 
 
 def test_a_method_that_trains_nobody_has_no_cost_per_client(tmp_path):

@@ -129,6 +129,11 @@ def test_cost_puts_means_over_seeds_against_summed_costs(tmp_path):
     axes = plots.cost(tmp_path).axes
     points = [container.lines[0].get_xydata().tolist() for axis in axes for container in axis.containers]
     assert points == [[[600, 55]], [[60, 55]], [[1.5, 55]]]
+    assert axes[2].get_xlabel() == "seconds"
+    (file, _) = tmp_path.rglob("run.json")
+    folder = RunFolder(file.parent)
+    folder.write(dataclasses.replace(folder.read(), imported={"file": "theirs.zip"}))
+    assert plots.cost(tmp_path).axes[2].get_xlabel() == "seconds, of several machines"
 
 
 def test_ablation_bars_are_means_with_the_whole_method_first(tmp_path):

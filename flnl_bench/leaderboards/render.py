@@ -213,6 +213,8 @@ def main_table(
     notes += [f"No number of the paper for {text}." for text in without_numbers]
     notes += _test_notes(table, against, tests) if against is not None else []
     notes += [f"{OWN}: not a method of this package."] if marks_own else []
+    if "seconds" in table.metric and (others := [row.label for row in table.rows if row.elsewhere]):
+        notes.append(f"Measured on other machines: {', '.join(others)}; compare passes instead of seconds.")
     columns = [*numbers, *([RANK] if ranked else []), *([PLACE, FIRST] if standings else [])]
     text = TextTable(table.protocol.title, columns, rows, about, "; ".join(alarms) or None, LEGEND, notes)
     return (layout or Layout()).apply(text)

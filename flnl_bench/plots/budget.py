@@ -40,7 +40,7 @@ def budget(source: Source, x: str = "bytes", **filters: Unpack[Filters]) -> Figu
             name = shown_name(row) + (f" {DIVERGED}" if any(record.diverged for record in runs) else "")
             series = [_last_ten(record) for record in runs]
             lines[name] = draw_line(axis, row.label, series, totals, looks[row.label])
-        axis.set_xlabel(SPENT[x][2])
+        axis.set_xlabel(panel.label(SPENT[x][2]))
         axis.set_xlim(left=0)
     legend(figure, lines)
     return figure

@@ -139,6 +139,11 @@ class Panel:
         config = self.protocol.config
         return config.dataset, config.partition, self.setting, self.protocol.name
 
+    def label(self, what: str) -> str:
+        """Return the label of an axis of costs; seconds may be of several machines."""
+        elsewhere = what == "seconds" and any(row.elsewhere for row in self.rows)
+        return "seconds, of several machines" if elsewhere else what
+
     def runs(self, row: Row) -> list[RunRecord]:
         """Return the runs of a row in this setting, in the order of their seeds."""
         return [record for _, record in sorted(row.runs[self.setting].items())]

@@ -84,7 +84,7 @@ def cost(source: Source, metric: str = "last10", **filters: Unpack[Filters]) -> 
                 drawn[shown_name(row)] = _point(axis, looks[row.label], total, mean, spread)
                 if diverged_text(runs):
                     drawn["a run diverged"] = cross_on(axis, total, mean)
-            axis.set(xlabel=name)
+            axis.set(xlabel=panel.label(name))
         axes[3 * i].set_ylabel(AXIS_LABELS[metric])
         set_title(axes[3 * i + 1], title)
     for i, (_, unit) in enumerate(COST_AXES.values()):
