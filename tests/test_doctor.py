@@ -176,7 +176,7 @@ def test_data_sets_that_are_not_there_are_not_fetched(tmp_path):
     assert set(by_name.values()) == {"missing"}
 
 
-def test_whole_and_broken_data_sets_are_told_apart(tmp_path, few_images):
+def test_whole_and_broken_data_sets_are_distinguishable(tmp_path, few_images):
     few_images(10, 10)
     save_cifar10(tmp_path)
     (tmp_path / "mnist.npz").write_text("torn")

@@ -69,7 +69,7 @@ def test_the_mean_loss_runs_over_visits_and_is_no_moving_average():
 @pytest.mark.parametrize(
     "losses", [[1.0, 1.0, 1.0, 1.0], [2.0], [float("nan"), 1.0], [1.0, 1.01, 1.01], *NEARLY_EQUAL]
 )
-def test_where_no_two_groups_can_be_told_apart_everything_is_clean(losses):
+def test_where_no_two_groups_can_be_distinguished_everything_is_clean(losses):
     q = clean_posterior(torch.tensor(losses))
     assert q.tolist() == [1.0] * len(losses)
     assert noise_ratio(q) == 0.0

@@ -157,7 +157,7 @@ def test_absent_classes_are_counted_too():
 
 
 # -- mixtures ----------------------------------------------------------------------------------------
-def test_two_groups_of_losses_are_told_apart_with_the_smaller_first():
+def test_two_groups_of_losses_are_distinguishable_with_the_smaller_first():
     rng = np.random.default_rng(0)
     losses = np.concatenate([rng.normal(3.0, 0.2, 30), rng.normal(0.5, 0.1, 90)])
     fit = loss_mixture(losses)

@@ -13,6 +13,7 @@ from flnl_bench.leaderboards.statistics import (
     FEWEST_SETTINGS,
     detectable_difference,
     difference_intervals,
+    distinguishable,
     drawn_places,
     holm,
     least_pairs,
@@ -21,7 +22,6 @@ from flnl_bench.leaderboards.statistics import (
     seeds_needed,
     signed_rank,
     tie_letters,
-    told_apart,
     within_of_best,
 )
 
@@ -142,7 +142,7 @@ def test_equal_methods_share_their_places():
         [3, 3, 3],
         [pytest.approx(1 / 3)] * 3,
     ]
-    assert not told_apart(draws).any()
+    assert not distinguishable(draws).any()
 
 
 # -- coverage ----------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def difference_intervals(draws: Draws, method: int, level: float = LEVEL) -> Num
     return np.asarray(means + draws.stretch[method] * draws.widened(level) * (ends - means))
 
 
-def told_apart(draws: Draws, level: float = LEVEL) -> Numbers:
+def distinguishable(draws: Draws, level: float = LEVEL) -> Numbers:
     """Return for each pair of methods whether the interval of their difference excludes 0."""
     import numpy as np
 

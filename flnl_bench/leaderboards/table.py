@@ -29,12 +29,12 @@ from flnl_bench.leaderboards.metrics import Metric, find_metric, mean_cost, merg
 from flnl_bench.leaderboards.statistics import (
     FEWEST_SETTINGS,
     detectable_difference,
+    distinguishable,
     drawn_places,
     mean_std,
     paired_spread,
     resample,
     tie_letters,
-    told_apart,
 )
 from flnl_bench.methods import declaration, is_shipped
 from flnl_bench.results.published import dispute, named
@@ -318,7 +318,7 @@ class Table:
             return {}
         low, high, best = (values.tolist() for values in drawn_places(draws))
         order = sorted(range(len(finite)), key=lambda place: -draws.means[place])
-        letters = tie_letters(order, told_apart(draws))
+        letters = tie_letters(order, distinguishable(draws))
         standings = {
             row.label: Standing(low[i], high[i], best[i], letters[i]) for i, row in enumerate(finite)
         }
