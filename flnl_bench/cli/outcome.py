@@ -150,7 +150,7 @@ def print_run(record: RunRecord) -> None:
     lines.add_row(
         "protocol",
         f"{training.sampled_clients} of {training.clients} clients per round, {training.rounds} rounds, "
-        f"{training.epochs} local epochs",
+        f"{training.epochs} local epoch{'s' * (training.epochs > 1)}",
     )
     lines.add_row(
         "last-10",

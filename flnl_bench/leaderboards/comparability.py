@@ -189,7 +189,7 @@ class Protocol:
         return (
             f"{training.model}, {images}, "
             f"{training.sampled_clients} of {training.clients} clients per round, "
-            f"{training.rounds} rounds of {training.epochs} local epochs, "
+            f"{training.rounds} rounds of {training.epochs} local epoch{'s' * (training.epochs > 1)}, "
             f"batch {training.batch_size}, lr {training.lr}, {self.config.device}"
         )
 
