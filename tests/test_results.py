@@ -117,8 +117,8 @@ def test_an_export_of_incomplete_runs_alone_names_them_with_the_reason(tmp_path)
         (run / "rounds.jsonl").unlink()
     done = flnl("results", "export", tmp_path / "runs", "-o", tmp_path / "none.zip")
     assert (done.code, len(done.errors)) == (2, 1)
-    told = "rounds.jsonl does not hold all rounds"
-    assert any(f"to export; {path}/run.json: {told}" in done.errors[0] for path in torn)
+    reason = "rounds.jsonl does not hold all rounds"
+    assert any(f"to export; {path}/run.json: {reason}" in done.errors[0] for path in torn)
     assert done.errors[0].endswith(" (and 1 more)")
     assert not (tmp_path / "none.zip").exists()
 
@@ -127,8 +127,8 @@ def test_an_export_overwrites_no_file(theirs, tmp_path):
     (tmp_path / "mine.zip").write_text("mine")
     done = flnl("results", "export", theirs, "-o", tmp_path / "mine.zip")
     assert (done.code, len(done.errors)) == (2, 1)
-    told = f"{tmp_path / 'mine.zip'} exists already; choose another file, or replace it with --force"
-    assert told in done.errors[0]
+    reason = f"{tmp_path / 'mine.zip'} exists already; choose another file, or replace it with --force"
+    assert reason in done.errors[0]
     assert (tmp_path / "mine.zip").read_text() == "mine"
     assert flnl("results", "export", theirs, "-o", tmp_path / "mine.zip", "--force").code == 0
     assert zipfile.is_zipfile(tmp_path / "mine.zip")
