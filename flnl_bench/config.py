@@ -22,7 +22,7 @@ NUMBERS_VERSION = 2
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 STATE_PLACES = ("auto", "device", "host", "disk")  # where the states of clients may be kept
-COMPILE_MODES = {"off": None, "default": "default", "cudagraphs": "reduce-overhead"}  # as torch calls them
+COMPILE_MODES = ("off", "default", "cudagraphs")
 
 # Larger numbers are typing errors.
 LARGEST_COUNT = {"clients": 1_000_000, "rounds": 10_000_000, "epochs": 100_000, "stack": 1000}
@@ -46,7 +46,9 @@ class Training:
     norm: str = "batch"
     pretrained: bool = False
     precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
-    compile: str = "off"  # torch.compile of the networks that train; cudagraphs: reduce-overhead
+    compile: str = (
+        "off"  # default: torch.compile of the networks that train; cudagraphs: steps as CUDA graphs
+    )
     drop: float = 0.0  # chance of a sampled client not to answer in a round
     stack: int = 1  # clients that train together as one network; 1: one after the other
 
@@ -118,6 +120,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        if self.training.compile == "cudagraphs" and self.device != "cuda":
+            raise BadInput(f"compile cudagraphs needs --device cuda, not {self.device}")
         for name in ("method", "partition", "preset"):
             for part in getattr(self, name).split("/" if name == "method" else "\0"):
                 path_part(part, name)

@@ -16,7 +16,7 @@ from flnl_bench.cli.console import FACT, duration, facts, percent, stdout, table
 from flnl_bench.config import RUN_NAMES
 from flnl_bench.leaderboards.statistics import mean_std
 from flnl_bench.results.published import published_record, published_runs
-from flnl_bench.results.run_record import LAST, METRICS, RunRecord, ScenarioFacts, Summary
+from flnl_bench.results.run_record import LAST, METRICS, STEPS, RunRecord, ScenarioFacts, Summary
 
 WORK = {"mixtures": "mixtures fitted", "searches": "neighbour searches"}
 SHARED = [name for name in RUN_NAMES if name != "seed"]
@@ -58,12 +58,12 @@ def scenario_line(scenario: ScenarioFacts) -> str:
 def cost_line(summary: Summary) -> str:
     """Describe the cost of a run; a pass is one sample through the network."""
     counts = summary.counts
-    stacked = f", {counts['stacked']} of {counts['steps']} steps stacked" if "stacked" in counts else ""
+    fast = [f", {counts[name]} of {counts['steps']} steps {name}" for name in STEPS[1:] if name in counts]
     return (
         f"{with_prefix(summary.bytes_down, 'B')} down, {with_prefix(summary.bytes_up, 'B')} up, "
         f"{with_prefix(summary.forward)} forward, {with_prefix(summary.backward)} backward passes"
         + "".join(f", {counts[name]} {words}" for name, words in WORK.items() if counts[name])
-        + stacked
+        + "".join(fast)
     )
 
 

@@ -108,7 +108,7 @@ def run_command(
     ] = None,
     precision: Annotated[str | None, _protocol("NAME", "float32, tf32 or bfloat16.")] = None,
     compile: Annotated[
-        str | None, _protocol("MODE", "torch.compile: off, default or cudagraphs.", "--compile")
+        str | None, _protocol("MODE", "off, default (torch.compile) or cudagraphs.", "--compile")
     ] = None,
     stack: Annotated[
         int | None, _protocol("N", "Clients that train together as one network; 1: one after the other.")

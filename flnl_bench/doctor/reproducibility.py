@@ -35,8 +35,8 @@ SHORT_RUN = {"rounds": 3, "epochs": 1}  # short, because all methods are tried
 UNEQUAL = f"runs cannot be repeated here: {REPORT}"
 TIME_LIMIT = 120.0  # seconds for one option of torch, most of them for compiling on a slow machine
 ONLY_CUDA = (("precision", "tf32"), ("compile", "cudagraphs"))
-# One client and batches of one size, so that each function is compiled once.
-SMALL_ROUND = {"fraction": 0.1, "epochs": 1, "batch_size": 30}
+# One client and batches of one size, so that each function is compiled once; several steps, to repeat one.
+SMALL_ROUND = {"fraction": 0.1, "epochs": 3, "batch_size": 30}
 ON_CUDA = "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment and try again; if the result is the same, "
 
 

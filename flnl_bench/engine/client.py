@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from flnl_bench.api import (
     copy_weights,
     network_weights,
 )
-from flnl_bench.config import COMPILE_MODES, Training
+from flnl_bench.config import Training
 from flnl_bench.data.dataset import Augmentation
 from flnl_bench.engine.augmentation import Views
 from flnl_bench.engine.batches import FederatedImages, as_images
@@ -41,6 +41,7 @@ from flnl_bench.engine.sgd import SGD
 from flnl_bench.models.networks import Network
 from flnl_bench.random_streams import seed_of, stream
 
+T = TypeVar("T")
 Images = Mapping[str, np.ndarray]  # "train" and "test": uint8 [N, C, H, W]
 EVALUATION_BATCH = 200  # 512 is twice as slow on CPUs: the allocator returns such blocks to the system
 
@@ -67,10 +68,23 @@ class Reply:
     loss: Tensor | None = None  # summed over the steps; reading it would wait for the device
     steps: int = 0
     stacked: int = 0  # steps that were computed together with those of other clients
+    replayed: int = 0  # steps that were replayed as a CUDA graph
 
 
-# A training that stops before each call of `loss`, with a Batch, and before its backward pass.
-Stages = Generator[Any, None, Reply]
+# A training that stops before each call of `loss` with the batch, and before the backward pass with the loss.
+Stages = Generator[Batch | Tensor, None, Reply]
+
+
+@dataclass
+class LocalRun:
+    """The training of one client in one round."""
+
+    model: nn.Module
+    client: Client
+    optimiser: SGD
+    loss: Tensor  # summed over the steps on the device: reading each loss would wait
+    steps: int = 0
+    replayed: int = 0
 
 
 def build_worker(
@@ -156,10 +170,9 @@ class ClientWorker:
         self._used = 0
         self._trained = networks_of(self.model)
         self._meter(self._trained)
-        mode = COMPILE_MODES[self.training.compile]
-        if mode:
+        if self.training.compile == "default":
             for network in self._trained:
-                network.backbone.compile(mode=mode)
+                network.backbone.compile()
         self._live = network_weights(self.model)
         others = [t for n, t in self.model.state_dict(keep_vars=True).items() if n not in self._live]
         self._built = [(tensor, tensor.clone()) for tensor in others]  # counters, tables of whole numbers
@@ -198,14 +211,7 @@ class ClientWorker:
     def train_client(self, weights: Weights, call: Call) -> Reply:
         """Train a client from the global weights."""
         with self._seeded(call):
-            stages = self.stages(weights, call)
-            while True:
-                try:
-                    next(stages)  # the batch
-                except StopIteration as end:
-                    reply: Reply = end.value
-                    return reply
-                torch.autograd.backward(next(stages))  # the loss
+            return completed(self.stages(weights, call))
 
     def visit_client(self, weights: Weights, call: Call) -> Reply:
         """Run a task of the method on a client, without training."""
@@ -215,10 +221,11 @@ class ClientWorker:
             answer = as_message(self.method.name, "a task of visit", call.task(client))
             return self._reply(client, sent(answer))
 
-    def _reply(self, client: Client, answer: Any, loss: Tensor | None = None, steps: int = 0) -> Reply:
+    def _reply(self, client: Client, answer: Any, run: LocalRun | None = None) -> Reply:
         check_plain(client.state, f"{self.method.name}: client.state")
         self.cost.add(take_work())  # in one process it may include the server's work of this round
-        return Reply(answer, sent(client.state, self.state_device), self.cost, loss, steps)
+        reply = Reply(answer, sent(client.state, self.state_device), self.cost)
+        return replace(reply, loss=run.loss, steps=run.steps, replayed=run.replayed) if run else reply
 
     def global_model(self, weights: Weights) -> nn.Module:
         """Return a frozen model with these weights; the next call overwrites it."""
@@ -234,30 +241,34 @@ class ClientWorker:
         method.on_receive(model, client)
         protocol = self.training
         optimiser = SGD(model.named_parameters(), protocol.lr, protocol.momentum, protocol.weight_decay)
-        total = torch.zeros((), device=self.device)  # summed on the device: reading each loss would wait
-        count = 0
+        run = LocalRun(model, client, optimiser, torch.zeros((), device=self.device))
         model.train()
         # One stream per view: adding or removing a view does not change the draws of the others.
         rngs = [self._stream(call, "view", i) for i in range(len(method.views()))]
         for portion in as_portions(who, method.plan(model, client)):
             for batch in self.images.batches(call.client, portion, method.views(), rngs):
-                optimiser.zero_grad()
-                client.held.clear()
-                yield batch
-                loss = as_losses(who, method.loss(model, batch, client), len(batch.y)).mean()
-                yield loss
-                method.on_gradient(model, batch, client)
-                optimiser.step(client.held)
-                method.on_step(model, client)
-                total += loss.detach()
-                count += 1
+                yield from self.step(run, batch)
+                run.steps += 1
         optimiser.zero_grad()  # frees the memory of the gradients before `upload`
         model.eval()
         message = as_message(who, "upload", method.upload(model, client))
         for part in method.private:
             client.state[part] = _part(self._live, part)  # copied with the rest of the state
         update = Update(call.client, client.size, copy_weights(self._sent), sent(message))
-        return self._reply(client, update, total, count)
+        return self._reply(client, update, run)
+
+    def step(self, run: LocalRun, batch: Batch) -> Generator[Batch | Tensor, None, None]:
+        """Take one step of the optimiser."""
+        method, model, client = self.method, run.model, run.client
+        run.optimiser.zero_grad()
+        client.held.clear()
+        yield batch
+        loss = as_losses(method.name, method.loss(model, batch, client), len(batch.y)).mean()
+        yield loss
+        method.on_gradient(model, batch, client)
+        run.optimiser.step(client.held)
+        method.on_step(model, client)
+        run.loss += loss.detach()
 
     def _client(self, weights: Weights, call: Call) -> Client:
         """Make the client object that the method sees."""
@@ -329,6 +340,18 @@ class ClientWorker:
         if isinstance(results[0], Tensor):
             return torch.cat(results)
         return tuple(torch.cat(column) for column in zip(*results, strict=True))
+
+
+def completed(stages: Generator[Batch | Tensor, None, T]) -> T:
+    """Run the stages of a training or a step, with the backward passes; return what they return."""
+    while True:
+        try:
+            stage = next(stages)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if isinstance(stage, Tensor):
+            torch.autograd.backward(stage)
 
 
 def grouped(calls: Iterable[Call], size: int) -> Iterator[list[Call]]:

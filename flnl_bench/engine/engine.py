@@ -20,6 +20,7 @@ from flnl_bench.data import Dataset
 from flnl_bench.engine.checkpoint import Name
 from flnl_bench.engine.client import Call, ClientWorker, Reply, build_worker, sent_weights
 from flnl_bench.engine.devices import CPU, Devices, configure_torch, placed, seeded, to_cpu
+from flnl_bench.engine.graphs import GraphedWorker
 from flnl_bench.engine.hook_checks import as_clients, as_numbers, as_state, check_weights
 from flnl_bench.engine.ledger import Cost, count_bytes, leaving, merge, take_work
 from flnl_bench.engine.pool import ProcessPool
@@ -85,7 +86,7 @@ class LocalFederation:
             self.trained.add(k)
             self.cost.bytes_up += count_bytes([update.weights, update.size, update.message])
             self._record(k, {"n_k": update.size, **update.message})
-            self.steps.update(steps=reply.steps, stacked=reply.stacked)
+            self.steps.update(steps=reply.steps, stacked=reply.stacked, replayed=reply.replayed)
             if reply.loss is not None and reply.steps:
                 self.losses.append((reply.loss, reply.steps, update.size))
             updates.append(update)
@@ -208,7 +209,8 @@ class Engine:
             devices: where the server and the clients compute.
         """
         self.method, self.rounds = method, training.rounds
-        self._stacks = training.stack > 1
+        graphs = training.compile == "cudagraphs"
+        self._fast = "stacked" if training.stack > 1 else "replayed" if graphs else None  # kind of steps
         self.terms = Terms(
             rounds=training.rounds,
             clients=len(scenario.clients),
@@ -234,7 +236,7 @@ class Engine:
             augmentation=dataset.augmentation,
             mean=dataset.mean,
             std=dataset.std,
-            kind=ClientWorker if training.stack == 1 else StackedWorker,
+            kind=GraphedWorker if graphs else StackedWorker if training.stack > 1 else ClientWorker,
         )
         self.device = devices.server
         configure_torch(self.device, training.precision)
@@ -328,8 +330,12 @@ class Engine:
             backward=cost.backward,
             seconds=round(time.perf_counter() - start, 3),
             method={**numbers, **members},
-            counts={**self.federation.counts, **(self.federation.steps if self._stacks else {})},
+            counts={**self.federation.counts, **self._steps()},
         )
+
+    def _steps(self) -> dict[str, int]:
+        """Return the number of steps, and of those that were stacked or replayed if the run asks for it."""
+        return {name: self.federation.steps[name] for name in ("steps", self._fast) if self._fast and name}
 
     # -- the global model ----------------------------------------------------------------------------
     def _score(self, member: str | None = None) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ class SGD:
         self.names, self.parameters = zip(*parameters, strict=True)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         # Made at a parameter's first gradient, as zeros, so that the first step is like any other.
-        self._momenta: list[Tensor | None] = [None] * len(self.parameters)
+        self.momenta: list[Tensor | None] = [None] * len(self.parameters)
 
     def zero_grad(self) -> None:
         """Set the gradients to None; with zeros, weight decay and momentum would still change parameters."""
@@ -72,7 +72,7 @@ class SGD:
         )
 
     def _momentum(self, i: int) -> Tensor:
-        kept = self._momenta[i]
+        kept = self.momenta[i]
         if kept is None:
-            kept = self._momenta[i] = torch.zeros_like(self.parameters[i])
+            kept = self.momenta[i] = torch.zeros_like(self.parameters[i])
         return kept

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flnl_bench.api import Batch, Weights
+from flnl_bench.api import Weights
 from flnl_bench.engine.client import Call, ClientWorker, Reply, networks_of
 from flnl_bench.engine.devices import MEMORY_FORMAT, generator_states, seeded, sent
 from flnl_bench.engine.ledger import take_work
@@ -180,7 +180,7 @@ def can_stack(network: Network, image_shape: Sequence[int], device: torch.device
 class Lane:
     """A client of a group: its worker, its next batch, and the outputs that were computed for it."""
 
-    batch: Batch | None  # of the next step; None: the training has ended
+    batch: Any  # of the next step; None: the training has ended
     reply: Reply
 
     def __init__(self, number: int, worker: ClientWorker) -> None:
@@ -207,8 +207,8 @@ class Lane:
 
     def view(self, number: int) -> Tensor:
         """Return a view of the batch."""
-        assert self.batch is not None
-        return self.batch.views[number]
+        view: Tensor = self.batch.views[number]
+        return view
 
     def prepare(self, number: int, x: Tensor, features: Tensor, logits: Tensor) -> None:
         """Have the outputs of a network for a view ready."""
@@ -229,7 +229,8 @@ class Lane:
         """Compute the loss of this step, and note its passes."""
         joined = bool(self._ready)
         self._asked = []
-        loss: Tensor = next(self._stages)
+        loss = next(self._stages)
+        assert isinstance(loss, Tensor)
         passes = tuple((number, view) for number, view in self._asked if view is not None)
         whole = len({*passes}) == len(self._asked)
         if joined and not (whole and passes == self.passes):

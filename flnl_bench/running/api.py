@@ -98,7 +98,7 @@ def run(
         norm: its normalisation, "batch" or "group".
         pretrained: start from ImageNet weights (resnet50).
         precision: "float32", "tf32" or "bfloat16".
-        compile: the mode of torch.compile: "off", "default" or "cudagraphs".
+        compile: "off", "default" (torch.compile) or "cudagraphs".
         stack: the number of clients that train together as one network; 1: one after the other.
         device: "auto", "cpu", "cuda" or "mps".
         devices: of the clients of a round, as in ["cuda:0", "cuda:1"]; changes no number.
