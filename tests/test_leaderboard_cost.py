@@ -5,12 +5,13 @@ import dataclasses
 import io
 import json
 
+import numpy as np
 import pytest
 from command_line import flnl
 from synthetic_runs import write_grid, write_run
 
 from flnl_bench.leaderboards.pandas_api import leaderboard
-from flnl_bench.leaderboards.paper import kendall, spearman
+from flnl_bench.leaderboards.paper import rank_correlations
 from flnl_bench.results.run_folder import RunFolder
 from flnl_bench.results.run_record import summarise
 
@@ -175,16 +176,15 @@ def test_filters_choose_methods_settings_and_partitions(tmp_path):
     ],
 )
 def test_rank_correlations_are_those_by_hand(one, other, rho, tau):
-    assert spearman(one, other) == pytest.approx(rho)
-    assert kendall(one, other) == pytest.approx(tau)
+    assert np.ravel(rank_correlations([one], other)) == pytest.approx([rho, tau])
 
 
 def test_rank_correlations_are_those_of_scipy():
     from scipy.stats import kendalltau, spearmanr
 
     one, other = [61.6, 56.6, 66.4, 76.5, 92.0, 63.3, 63.3], [20.1, 30.2, 10.0, 30.2, 80.0, 70.0, 11.0]
-    assert spearman(one, other) == pytest.approx(spearmanr(one, other).statistic)
-    assert kendall(one, other) == pytest.approx(kendalltau(one, other).statistic)
+    expected = [spearmanr(one, other).statistic, kendalltau(one, other).statistic]
+    assert np.ravel(rank_correlations([one], other)) == pytest.approx(expected)
 
 
 def test_the_papers_order_is_compared_cell_by_cell_and_over_all(tmp_path):
@@ -204,7 +204,22 @@ def test_the_papers_order_is_compared_cell_by_cell_and_over_all(tmp_path):
     tables = flnl("leaderboard", tmp_path, "--paper", "--format", "json").json["tables"]
     found = tables[1]["paper"]["agreement"]
     assert found["dataset"] == "cifar10"
-    assert found["cells"]["sym-1.0"] == {"spearman": 1.0, "kendall": 1.0, "methods": 3}
+    assert found["cells"]["sym-1.0"] == {"spearman": 1.0, "kendall": 1.0, "methods": 3, "intervals": {}}
+
+
+@pytest.mark.parametrize(
+    ("last", "interval"),
+    [
+        ((41, 42, 43), "1.00 (1.00 to 1.00)"),  # above the others with every seed
+        ((10, 60, 60), "1.00 (-0.50 to 1.00)"),  # drawn three times, 10 is last
+    ],
+)
+def test_the_correlation_has_an_interval_over_seeds(tmp_path, last, interval):
+    rows = {"fedavg": (20, 21, 20), "fl-coteaching": (30, 31, 30), "fl-dividemix": last}
+    write_grid(tmp_path, {name: {"sym-1.0": values} for name, values in rows.items()})
+    out = flnl("leaderboard", tmp_path, "--paper", "--format", "md").out
+    assert f": spearman | {interval} |" in out
+    assert "in brackets the 95 % interval over our seeds" in out
 
 
 def test_two_methods_have_no_order_worth_the_name(tmp_path):

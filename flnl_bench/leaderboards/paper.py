@@ -7,12 +7,17 @@ import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from flnl_bench.config import written
 from flnl_bench.leaderboards.metrics import find_metric
-from flnl_bench.leaderboards.table import Cell, Row, Table, rank_column
+from flnl_bench.leaderboards.statistics import LEVEL, resample
+from flnl_bench.leaderboards.table import Cell, Row, Table
+
+if TYPE_CHECKING:
+    from flnl_bench.leaderboards.statistics import Numbers
 
 SOURCE = "FedGR paper (ICML 2026)"
 SEEDS = 3
@@ -112,15 +117,20 @@ class Agreement:
     spearman: float
     kendall: float
     methods: int | None = None  # None: a mean over cells
+    # With other seeds, on our side; only where every method has several.
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def agreements(table: Table) -> dict[str, Agreement]:
     """Return the agreement per setting, over the unchanged methods that both have, and the mean of all."""
     cells = {}
     for setting in table.settings:
-        ours, theirs = _pairs(table, setting)
+        rows, theirs = _pairs(table, setting)
+        ours = [row.cells[setting].score(find_metric(table.metric)) for row in rows]
         if len(ours) >= LEAST_METHODS and len(set(ours)) > 1 and len(set(theirs)) > 1:
-            cells[setting] = Agreement(spearman(ours, theirs), kendall(ours, theirs), len(ours))
+            rho, tau = rank_correlations([[round(value, 2) for value in ours]], theirs)  # as printed
+            intervals = _intervals(table.scores(rows, [setting]), theirs)
+            cells[setting] = Agreement(float(rho[0]), float(tau[0]), len(ours), intervals)
     return {**cells, OVERALL: overall(list(cells.values()))} if cells else {}
 
 
@@ -138,27 +148,46 @@ def compared_dataset(table: Table) -> str:
     return dataset if dataset in own else SUBSTITUTE
 
 
-def _pairs(table: Table, setting: str) -> tuple[list[float], list[float]]:
-    """Return our numbers and the paper's for a setting, of the unchanged methods that have both."""
+def _pairs(table: Table, setting: str) -> tuple[list[Row], list[float]]:
+    """Return the rows of unchanged methods with a number of ours and the paper's, and the paper's."""
     place = (compared_dataset(table), table.protocol.config.partition, setting)
-    ours, theirs = [], []
+    rows, theirs = [], []
     for row in table.rows:
         cell = paper_numbers().get((*place, row.method, table.metric))
         if cell is not None and setting in row.cells and not row.changed:
-            ours.append(row.cells[setting].score(find_metric(table.metric)))
+            rows.append(row)
             theirs.append(cell.mean)
-    return ours, theirs
+    return rows, theirs
 
 
-def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return ρ, Pearson's correlation of the ranks; ties share the mean of their places."""
-    return statistics.correlation(rank_column(ours), rank_column(theirs))
+def _intervals(scores: Numbers, theirs: Sequence[float]) -> dict[str, tuple[float, float]]:
+    """Return the intervals of both correlations over drawn seeds; none if a method has one seed."""
+    import numpy as np
+
+    known = np.isfinite(scores).sum(2)
+    if known.min() < 2 or (draws := resample(scores)) is None:
+        return {}
+    stretch = draws.common_stretch * draws.widened(LEVEL)
+    drawn = rank_correlations(draws.means + stretch * (draws.drawn - draws.means), theirs)
+    ends = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1).T.tolist()
+    return {name: (low, high) for name, (low, high) in zip(("spearman", "kendall"), ends, strict=True)}
 
 
-def kendall(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return τ_b: pairs in the same order minus pairs in the other, corrected for ties."""
-    ranks = rank_column(ours), rank_column(theirs)
-    pairs = [(i, j) for i in range(len(ours)) for j in range(i)]
-    left, right = ([(x[i] > x[j]) - (x[i] < x[j]) for i, j in pairs] for x in ranks)
-    alike = sum(a * b for a, b in zip(left, right, strict=True))
-    return alike / float((sum(map(abs, left)) * sum(map(abs, right))) ** 0.5)
+def rank_correlations(ours: Any, theirs: Sequence[float]) -> tuple[Numbers, Numbers]:
+    """Return Spearman's ρ and Kendall's τ_b of each row of `ours` [n, methods] with one order.
+
+    Both are sums over pairs of methods. Methods that tie share the mean of their places.
+    """
+    import numpy as np
+
+    def pairs(values: Numbers) -> Numbers:  # 1, 0 or −1: the first is larger, equal, smaller
+        left, right = values[..., :, None], values[..., None, :]
+        compared: Numbers = (left > right).astype(float) - (left < right)
+        return compared
+
+    x, y = pairs(np.asarray(ours, float)), pairs(np.asarray(theirs, float))
+    rank_x, rank_y = x.sum(-1), y.sum(-1)  # twice the place, less its mean
+    with np.errstate(invalid="ignore"):  # all methods equal: no order
+        rho = (rank_x * rank_y).sum(-1) / np.sqrt((rank_x**2).sum(-1) * (rank_y**2).sum(-1))
+        tau = (x * y).sum((-2, -1)) / np.sqrt((x**2).sum((-2, -1)) * (y**2).sum((-2, -1)))
+    return rho, tau

@@ -397,7 +397,8 @@ def agreement_table(tables: Sequence[Table]) -> TextTable | None:
         )
     notes = [
         f"Over the methods that both have with the values of their presets, at least {LEAST_METHODS}; "
-        "overall: mean over the cells. Spearman's ρ, Kendall's τ_b."
+        "overall: mean over the cells. Spearman's ρ, Kendall's τ_b; in brackets the 95 % interval over our "
+        "seeds, where every method has several."
     ]
     return TextTable("Order of the methods, here and in the paper", columns, rows, about, notes=notes)
 
@@ -406,7 +407,9 @@ def _agreement_cell(agreement: Agreement | None, name: str) -> TextCell:
     if agreement is None:
         return TextCell()
     detail = "" if agreement.methods is None else f"{agreement.methods} methods"
-    return TextCell(f"{getattr(agreement, name):.2f}", detail=detail)
+    low, high = agreement.intervals.get(name, (None, None))
+    interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
+    return TextCell(f"{getattr(agreement, name):.2f}{interval}", detail=detail)
 
 
 # -- the words around the numbers --------------------------------------------------------------------
