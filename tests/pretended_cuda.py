@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -64,6 +65,14 @@ class OnDevice(torch.Tensor):
         options = {"dtype": dtype, "device": target, "memory_format": layout}
         return torch.ops.aten._to_copy(self, non_blocking=bool(kwargs.get("non_blocking")), **options)
 
+    def data_ptr(self):
+        """Return the address."""
+        return self.data_on_host.data_ptr()
+
+    def new_tensor(self, values):
+        """Make a tensor of the device."""
+        return torch.tensor(values, dtype=self.dtype).to(CUDA)
+
     def cpu(self):
         """Copy to the host."""
         return self.to("cpu")
@@ -100,6 +109,7 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.reset()
         self.pinned: list[torch.Tensor] = []  # kept, so that no other tensor gets its address
+        self.graph: Graph | None = None  # while kernels are recorded
 
     def reset(self) -> None:
         """Count from zero."""
@@ -128,7 +138,13 @@ class Device(TorchDispatchMode):
         pinned = kwargs.get("pin_memory", False)
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         plain_args, plain_kwargs = tree_map(_data, (args, kwargs))
+        if self.graph and on_device:
+            if self.synchronisations:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            self.graph.keep([t.data_on_host for t in ours])
         result = func(*plain_args, **plain_kwargs)
+        if self.graph and on_device:
+            self.graph.add(func, plain_args, plain_kwargs, result)
         if pinned:
             self.pinned.append(result)
         if on_device:
@@ -137,6 +153,17 @@ class Device(TorchDispatchMode):
         if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:
             return args[0] if len(returns) == 1 else result
         return tree_map(_on_device, result) if on_device else result
+
+    def record(self, step: Callable[[], Any]) -> Callable[[], None]:
+        """Record the kernels of a step as a graph; what the host computes meanwhile happens once, now."""
+        graph = self.graph = Graph()
+        self.reset()
+        try:
+            step()
+        finally:
+            self.graph = None
+            graph.undo()
+        return graph.replay
 
     def _check(self, name: str, args: Any, tensors: list[torch.Tensor], ours: list[OnDevice]) -> None:
         """Refuse what CUDA refuses: to compute with tensors of both devices; a single number is no tensor."""
@@ -188,6 +215,41 @@ class Device(TorchDispatchMode):
         """Return a copy in memory from which a copy to the device does not wait."""
         self.pinned.append(pinned := tensor.clone())
         return pinned
+
+
+class Graph:
+    """Recorded kernels, which always read and write the same memory."""
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[Any, Any, Any, Any]] = []
+        self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and what was in it
+        self.made: dict[int, torch.Tensor] = {}  # by the kernels
+
+    def keep(self, tensors: list[torch.Tensor]) -> None:
+        """Keep what is in memory that was there before the recording."""
+        for tensor in tensors:
+            if id(tensor) not in self.before | self.made:
+                self.before[id(tensor)] = tensor, tensor.clone()
+
+    def add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add a kernel that has just run."""
+        self.made |= {id(tensor): tensor for tensor in tree_iter(result)}
+        self.kernels.append((func, args, kwargs, result))
+
+    def undo(self) -> None:
+        """Restore the memory: a recorded kernel has not run yet."""
+        for tensor, values in reversed(self.before.values()):  # of two views, the one seen first is right
+            tensor.copy_(values)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Run the kernels."""
+        with torch._C._DisableTorchDispatch():
+            for func, args, kwargs, result in self.kernels:
+                again = func(*args, **kwargs)
+                for mine, new in zip(tree_iter(result), tree_iter(again), strict=True):
+                    if mine is not new and mine.data_ptr() != new.data_ptr():
+                        mine.copy_(new)
 
 
 def _data(value: Any) -> Any:

@@ -44,7 +44,7 @@ def small(monkeypatch):
     monkeypatch.setattr(reproducibility, "TRIED_METHOD", "fedavg")
     monkeypatch.setattr(reproducibility, "TRIED_ROUNDS", 2)
     monkeypatch.setattr(reproducibility, "choose_devices", lambda *_, **__: alone)
-    monkeypatch.setattr(reproducibility, "train_with", lambda device, changes: (1.0, ""))
+    monkeypatch.setattr(reproducibility, "train_with", lambda *_: ({"loss": 1.0, "counts": {}}, ""))
     monkeypatch.setattr(speed, "rate_world", tiny_world)
     monkeypatch.setattr(checks, "SLOW_CHECKS", {"rate tiny-cnn": checks.SLOW_CHECKS["rate tiny-cnn"]})
 
@@ -230,11 +230,26 @@ def test_only_rounding_is_forgiven_between_cpu_and_device(shift, state):
 
 
 # -- tries in other processes ------------------------------------------------------------------------
-def test_a_try_in_another_process_gives_the_loss_of_this_one():
+def test_a_try_in_another_process_gives_the_round_of_this_one():
     (row,) = reproducibility.trained_rounds(
         reproducibility.make("fedavg"), Devices(torch.device("cpu")), 1, **reproducibility.SMALL_ROUND
     ).rows
-    assert reproducibility.train_with("cpu", {"precision": "float32"}) == (row["loss"], "")
+    assert reproducibility.train_with("cpu", {"precision": "float32"}) == (row, "")
+
+
+@pytest.mark.parametrize(
+    ("loss", "counts", "state", "words"),
+    [
+        (1.1, {}, "ok", "differs by 1.0e-01"),
+        (1.0, {"steps": 6, "replayed": 4}, "ok", "4 of 6 steps were replayed"),
+        (1.1, {"steps": 6, "replayed": 4}, "wrong", "differs by 1.0e-01"),
+        (1.0, {"steps": 6, "replayed": 0}, "wrong", "0 of 6 steps were replayed"),
+    ],
+)
+def test_replayed_steps_must_be_some_and_have_the_same_loss(loss, counts, state, words):
+    found = reproducibility.compared({"loss": loss, "counts": counts}, {"loss": 1.0})
+    assert found.state == state
+    assert words in found.result
 
 
 def test_a_try_that_dies_is_a_note(asked, monkeypatch):

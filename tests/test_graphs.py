@@ -1,77 +1,58 @@
 """Steps that are repeated as CUDA graphs have the bits of the reference executor."""
 
+import contextlib
+import dataclasses
+import gc
 import itertools
+import warnings
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
-from pretended_cuda import WAITING
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from pretended_cuda import CUDA, Device, pretended_cuda
 
 import flnl_bench as fb
-from flnl_bench import Method
+from flnl_bench import Method, Step
 from flnl_bench.cli.outcome import cost_line
 from flnl_bench.engine import graphs
+from flnl_bench.engine.devices import Devices, to_cpu
+from flnl_bench.engine.engine import Engine
 from flnl_bench.errors import BadInput, BrokenContract
 from flnl_bench.methods import default_methods
-from flnl_bench.testing import run_rounds, toy_engine
+from flnl_bench.numerics import count_work
+from flnl_bench.scenario import draw_scenario
+from flnl_bench.testing import TOY_TRAINING, run_rounds, toy_dataset
+
+DATA = toy_dataset(60, 20)
+SCENARIO = draw_scenario(DATA, partition="iid", setting="sym-0.5", clients=2, seed=1)
+TRAINING = dataclasses.replace(
+    TOY_TRAINING, clients=2, fraction=1.0, rounds=5, epochs=3, batch_size=16, samples=None
+)
 
 
-class PretendedGraphs(TorchDispatchMode):
-    """Records the kernels of a step on a CPU; as on a GPU, they run at the replay only."""
+class PretendedRecorder:
+    """Records the kernels of the pretended device."""
 
     def __init__(self, device):
-        super().__init__()
+        self.active = contextlib.nullcontext
 
     def __call__(self, step):
-        self.kernels, self.before, self.made = [], {}, {}
-        generator = torch.get_rng_state()
-        try:
-            with self:
-                step()
-        finally:  # nothing has happened yet
-            torch.set_rng_state(generator)
-            for tensor, values in reversed(self.before.values()):  # of two views, the one seen first is right
-                tensor.detach().copy_(values)
-        kernels = list(self.kernels)
-
-        def replay():
-            with torch.no_grad():
-                for function, args, kwargs, out in kernels:
-                    again = function(*args, **kwargs)
-                    for mine, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
-                        if isinstance(mine, torch.Tensor) and mine.data_ptr() != new.data_ptr():
-                            mine.copy_(new)
-
-        return replay
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.overloadpacket.__name__ in WAITING:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in self.before | self.made:
-                self.before[id(tensor)] = tensor, tensor.clone()
-        out = func(*args, **kwargs)
-        self.made |= {id(part): part for part in tree_leaves(out)}
-        self.kernels.append((func, args, kwargs, out))
-        return out
-
-
-@pytest.fixture(autouse=True)
-def recorder():
-    with patch.object(graphs, "GraphRecorder", PretendedGraphs):
-        yield
+        return Device.current.record(step)
 
 
 def trained(method, **changes):
     """The rounds of a short run without its counts of steps, its weights, and these counts."""
-    engine = toy_engine(method, epochs=3, **changes)
-    rows = run_rounds(engine)
+    training = dataclasses.replace(TRAINING, **changes)
+    with (
+        warnings.catch_warnings(action="ignore"),  # of so few rounds
+        patch.object(graphs, "GraphRecorder", PretendedRecorder),
+        pretended_cuda(),
+    ):
+        engine = Engine(method, DATA, SCENARIO, training, 1, Devices(CUDA))
+        rows, weights = run_rounds(engine), to_cpu(engine.server.weights)
     steps = [sum(row["counts"].pop(name, 0) for row in rows) for name in ("steps", "replayed")]
-    return rows, engine.server.weights, steps
+    return rows, weights, steps
 
 
 def replayed_share(method):
@@ -100,99 +81,189 @@ def test_repeated_steps_have_the_bits_of_the_reference(name):
     assert share <= 0.6  # the first two steps of a call are not repeated
 
 
-class Counting(Method):
-    """Its loss depends on a number that every step changes."""
+class Usual(Method):
+    """Cross-entropy times something."""
 
-    name = "counting"
+    name = "usual"
 
     def loss(self, model, batch, client):
+        return super().loss(model, batch, client) * self.factor(model, batch, client)
+
+
+class Counting(Usual):
+    """Counts in Python."""
+
+    def factor(self, model, batch, client):
         client.scratch["count"] = client.scratch.get("count", 0) + 1
-        return super().loss(model, batch, client) * client.scratch["count"]
+        return client.scratch["count"]
 
 
-class Replacing(Counting):
-    """Its loss depends on a tensor that every step replaces."""
-
-    def loss(self, model, batch, client):
-        before = client.scratch.get("mean", torch.zeros(()))
-        client.scratch["mean"] = (before + Method.loss(self, model, batch, client).detach().mean()) / 2
-        return Method.loss(self, model, batch, client) * client.scratch["mean"]
-
-
-class Drawing(Counting):
-    """Its loss depends on a random number."""
-
-    def loss(self, model, batch, client):
-        return Method.loss(self, model, batch, client) * client.rng.random()
-
-
-class Hiding(Counting):
-    """Counts where nobody looks."""
-
-    def on_receive(self, model, client):
-        client.scratch["hidden"] = iter(range(1, 100))
-
-    def loss(self, model, batch, client):
-        return Method.loss(self, model, batch, client) * next(client.scratch["hidden"])
-
-
-class Reading(Counting):
-    """Reads a number of the device in every step."""
-
-    def loss(self, model, batch, client):
-        return Method.loss(self, model, batch, client) * (1 + batch.y.sum().item())
-
-
-class ChangingInPlace(Counting):
-    """Changes a tensor in place, which a graph repeats."""
+class CountingOnHost(Usual):
+    """Counts in a tensor of the host, in place."""
 
     def on_receive(self, model, client):
         client.scratch["count"] = torch.zeros(())
 
-    def loss(self, model, batch, client):
-        return Method.loss(self, model, batch, client) * client.scratch["count"].add_(1)
+    def factor(self, model, batch, client):
+        return client.scratch["count"].add_(1).item()
 
 
-class Switching(Counting):
-    """Replaces its factor between two portions."""
+class CountingInObject(Usual):
+    """Counts in an object of its own."""
+
+    def on_receive(self, model, client):
+        client.scratch["numbers"] = iter(range(1, 100))
+
+    def factor(self, model, batch, client):
+        return next(client.scratch["numbers"])
+
+
+class CountingOnModel(Usual):
+    """Keeps its count on the model."""
+
+    def factor(self, model, batch, client):
+        model.count = getattr(model, "count", 0) + 1
+        return 1 + model.count % 3
+
+
+class Replacing(Usual):
+    """Replaces a tensor of the device."""
+
+    def factor(self, model, batch, client):
+        client.scratch["sum"] = client.scratch.get("sum", 0) + batch.x.mean().abs()
+        return client.scratch["sum"]
+
+
+class DrawingInNumpy(Usual):
+    """Draws from the client's generator."""
+
+    def factor(self, model, batch, client):
+        return client.rng.random()
+
+
+class DrawingInTorch(Usual):
+    """Draws from torch's generator of the host."""
+
+    def factor(self, model, batch, client):
+        return torch.rand(()).item()
+
+
+class Noting(Usual):
+    """Has another number in the note of every step, within a list."""
 
     def plan(self, model, client):
+        yield [Step(step.rows, {"all": [torch.tensor(float(i))]}) for i, step in enumerate(client.steps())]
+
+    def factor(self, model, batch, client):
+        return batch.note["all"][0].item()
+
+
+NEVER = [Counting, CountingOnHost, CountingInObject, CountingOnModel, Replacing]
+NEVER += [DrawingInNumpy, DrawingInTorch, Noting]
+
+
+@pytest.mark.parametrize("kind", NEVER)
+def test_steps_that_python_changes_are_not_repeated(kind):
+    assert replayed_share(kind()) == 0
+
+
+class CountingInPlace(Usual):
+    """Counts in a tensor of the device, in place, which a graph repeats."""
+
+    def on_receive(self, model, client):
+        client.scratch["count"] = torch.zeros((), device=client.y.device)
+
+    def factor(self, model, batch, client):
+        return client.scratch["count"].add_(1)
+
+
+class Portions(Usual):
+    """Changes the momentum of BatchNorm between portions, and nothing else."""
+
+    def plan(self, model, client):
+        steps = client.steps()
         for number in range(1, 4):
-            client.scratch["factor"] = torch.tensor(float(number))
-            yield client.steps(epochs=2)
+            for part in filter(lambda part: hasattr(part, "momentum"), model.modules()):
+                part.momentum = 0.1 * number
+            yield steps
 
-    def loss(self, model, batch, client):
-        return Method.loss(self, model, batch, client) * client.scratch["factor"]
-
-
-@pytest.mark.parametrize("method", [Counting(), Replacing(), Drawing(), Hiding(), Reading()])
-def test_steps_that_python_changes_are_not_repeated(method):
-    assert replayed_share(method) == 0
+    def factor(self, model, batch, client):
+        return 1
 
 
-@pytest.mark.parametrize("method", [ChangingInPlace(), Switching()])
-def test_steps_are_repeated_where_python_changes_nothing_or_only_between_portions(method):
-    assert replayed_share(method) > 0
+class NotingInTensors(Usual):
+    """Has another tensor in the note of every step."""
+
+    def plan(self, model, client):
+        yield [Step(step.rows, {"own": torch.tensor([1.0 + i])}) for i, step in enumerate(client.steps())]
+
+    def factor(self, model, batch, client):
+        return batch.note["own"]
 
 
-def test_a_step_that_changes_its_mind_is_refused():
-    steps = itertools.count()
+class Searching(Usual):
+    """Counts work in every step."""
 
-    class Late(Method):
-        name = "late"
-
-        def loss(self, model, batch, client):
-            if next(steps) == 3:  # the second of the second size
-                client.scratch["new"] = 1
-            return super().loss(model, batch, client)
-
-    with pytest.raises(BrokenContract, match="replaces what the step before kept"):
-        trained(Late(), compile="cudagraphs")
+    def factor(self, model, batch, client):
+        count_work(searches=1)
+        return 1
 
 
-def test_a_run_with_graphs_needs_cuda_and_counts_its_steps():
+@pytest.mark.parametrize("kind", [CountingInPlace, Portions, NotingInTensors, Searching])
+def test_steps_are_repeated_where_python_changes_nothing_or_only_between_portions(kind):
+    assert replayed_share(kind()) > 0.3
+
+
+class Waiting(Usual):
+    """Reads a number of the device in every step."""
+
+    def factor(self, model, batch, client):
+        return batch.y.sum().item()
+
+
+UNSEEN = itertools.count()
+
+
+class ChangingItsMind(Usual):
+    """Replaces something in its fourth step, the second with a batch of the second size."""
+
+    def factor(self, model, batch, client):
+        if next(UNSEEN) == 3:
+            client.scratch["late"] = True
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Waiting, "cannot be a CUDA graph .* use --compile off"),
+        (ChangingItsMind, "replaces what the step before"),
+    ],
+)
+def test_a_step_that_cannot_be_repeated_stops_the_run(kind, why):
+    with pytest.raises(BrokenContract, match=why):
+        trained(kind(), compile="cudagraphs")
+
+
+def test_no_gradient_of_the_step_before_is_left_when_a_step_is_recorded():
+    left = []
+
+    def record(recorder, step):
+        left.append(sum(isinstance(o, torch.Tensor) and o.grad_fn is not None for o in gc.get_objects()))
+        return Device.current.record(step)
+
+    with patch.object(PretendedRecorder, "__call__", record):
+        trained(CountingInPlace(), compile="cudagraphs")
+    assert left
+    assert not any(left)
+
+
+def test_graphs_need_cuda():
     with pytest.raises(BadInput, match="compile cudagraphs needs --device cuda, not cpu"):
         fb.run("fedavg", "sym-1.0", compile="cudagraphs", device="cpu")
+
+
+def test_the_cost_says_how_many_steps_were_replayed():
     summary = SimpleNamespace(counts={"steps": 8, "replayed": 5, "mixtures": 0, "searches": 0})
     summary.bytes_down = summary.bytes_up = summary.forward = summary.backward = 0
     assert cost_line(summary).endswith("5 of 8 steps replayed")

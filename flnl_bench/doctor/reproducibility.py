@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -174,12 +175,24 @@ def probe(options: DoctorOptions, option: str, value: str) -> CheckResult:
     if (option, value) in ONLY_CUDA and options.device != "cuda":
         return CheckResult("ok", "only for CUDA: not tried")
     (plain,) = trained_rounds(make("fedavg"), choose_devices(options.device), 1, **SMALL_ROUND).rows
-    loss, problem = train_with(options.device, {option: value})
-    if loss is None:
+    row, problem = train_with(options.device, {option: value})
+    if row is None:
         return CheckResult("note", f"does not work: {problem}", _advice(options.device, option, value))
-    difference = abs(loss - plain["loss"]) / plain["loss"]
+    return compared(row, plain)
+
+
+def compared(row: Mapping[str, Any], plain: Mapping[str, Any]) -> CheckResult:
+    """Compare a round with the same one without the option; a replayed step must have the same bits."""
+    details = {"loss": row["loss"], "plain": plain["loss"]}
+    difference = abs(row["loss"] - plain["loss"]) / plain["loss"]
     text = f"works; the test loss after one round differs by {difference:.1e} (relative)"
-    return CheckResult("ok", text, "", {"loss": loss, "plain": plain["loss"]})
+    replayed = row["counts"].get("replayed")
+    if replayed is None:
+        return CheckResult("ok", text, "", details)
+    details |= {"steps": row["counts"]["steps"], "replayed": replayed}
+    text = f"{text}; {replayed} of {details['steps']} steps were replayed"
+    good = replayed and not difference
+    return CheckResult("ok" if good else "wrong", text, "" if good else REPORT, details)
 
 
 def _advice(device: str, option: str, value: str) -> str:
@@ -192,15 +205,15 @@ def _advice(device: str, option: str, value: str) -> str:
     return f"do without --{option} {value}; it is off by default"
 
 
-def train_with(device: str, changes: dict[str, str]) -> tuple[float | None, str]:
-    """Return the test loss after one round in another process, or None and the reason."""
+def train_with(device: str, changes: dict[str, str]) -> tuple[dict[str, Any] | None, str]:
+    """Return one round in another process, or None and the reason."""
     # Errors are ignored: a compiler may still write when its process is killed.
     with tempfile.TemporaryDirectory(prefix="flnl-doctor-", ignore_cleanup_errors=True) as cache:
         worker, connection = start_worker(_train, device, changes, cache)
         try:
             if not connection.poll(TIME_LIMIT):
                 return None, f"no answer within {TIME_LIMIT:.0f} s"
-            answer: tuple[float | None, str] = connection.recv()
+            answer: tuple[dict[str, Any] | None, str] = connection.recv()
             return answer
         except (EOFError, OSError):
             worker.join()
@@ -213,11 +226,11 @@ def train_with(device: str, changes: dict[str, str]) -> tuple[float | None, str]
 
 
 def _train(connection: Connection, device: str, changes: dict[str, Any], cache: str) -> None:
-    """Train in the other process, and send the loss and the problem."""
+    """Train in the other process, and send the round and the problem."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide the messages of compilers
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # no earlier compilation is used, and no file stays
     try:
         (row,) = trained_rounds(make("fedavg"), choose_devices(device), 1, **SMALL_ROUND, **changes).rows
-        connection.send((row["loss"], ""))
+        connection.send((row, ""))
     except Exception as error:
         connection.send((None, one_line(error)))

@@ -83,6 +83,7 @@ class LocalRun:
     client: Client
     optimiser: SGD
     loss: Tensor  # summed over the steps on the device: reading each loss would wait
+    portion: int = 0
     steps: int = 0
     replayed: int = 0
 
@@ -249,6 +250,7 @@ class ClientWorker:
             for batch in self.images.batches(call.client, portion, method.views(), rngs):
                 yield from self.step(run, batch)
                 run.steps += 1
+            run.portion += 1
         optimiser.zero_grad()  # frees the memory of the gradients before `upload`
         model.eval()
         message = as_message(who, "upload", method.upload(model, client))
@@ -352,6 +354,7 @@ def completed(stages: Generator[Batch | Tensor, None, T]) -> T:
             return result
         if isinstance(stage, Tensor):
             torch.autograd.backward(stage)
+            del stage  # and the gradient's nodes with it, before a graph is recorded
 
 
 def grouped(calls: Iterable[Call], size: int) -> Iterator[list[Call]]:

@@ -74,7 +74,7 @@ class LocalFederation:
         self.trained: set[int] = set()
         self.calls: dict[tuple[str, int], int] = {}  # verb and client → calls in this round
         self.losses: list[tuple[Tensor, int, int]] = []  # sum of the losses of all steps, steps, n_k
-        self.steps: Counter[str] = Counter()  # all, and those that were computed for several clients together
+        self.steps: Counter[str] = Counter()  # all, and those that were stacked or replayed
         self.messages: list[Mapping[str, Any]] = []  # the ledger entry of each
         take_work()  # drop work between rounds
 
@@ -335,7 +335,7 @@ class Engine:
 
     def _steps(self) -> dict[str, int]:
         """Return the number of steps, and of those that were stacked or replayed if the run asks for it."""
-        return {name: self.federation.steps[name] for name in ("steps", self._fast) if self._fast and name}
+        return {name: self.federation.steps[name] for name in ("steps", self._fast)} if self._fast else {}
 
     # -- the global model ----------------------------------------------------------------------------
     def _score(self, member: str | None = None) -> dict[str, Tensor]:

@@ -2,13 +2,15 @@
 
 A GPU computes the kernels of a small network faster than Python starts them. A graph repeats kernels on the
 same memory, without Python. So a step is repeated only where Python would do the same again: its batch has
-the same shapes and notes, and nothing that code can see was replaced, by a step or between two steps. All
-other steps are those of the reference executor.
+the same shapes and notes, it belongs to the same portion, and neither the step before nor code between them
+has replaced a tensor or value of the client or the model, or drawn a random number. All other steps are those
+of the reference executor. What a hook keeps elsewhere (a global variable, an object of its own) is not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 
 from flnl_bench.api import Batch, Weights
 from flnl_bench.engine.client import Call, ClientWorker, LocalRun, Stages, completed
-from flnl_bench.engine.ledger import Cost
-from flnl_bench.errors import BrokenContract
+from flnl_bench.engine.ledger import Cost, take_work
+from flnl_bench.errors import BrokenContract, one_line
 
 CONSTANTS = (str, bytes, bool, int, float, type(None))
+MOST_KINDS = 16  # of a client's steps; each keeps a batch on the device
 Replay = Callable[[], None]
 
 
@@ -30,9 +33,17 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._stream = device, torch.cuda.Stream(device)
-        self._kept = self._graph(
-            lambda: torch.zeros(1, device=device), None
-        )  # the memory goes with the last graph
+        with self.active():  # this graph is kept, because their memory goes with the last one
+            self._kept = self._graph(lambda: torch.zeros(1, device=device), None)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Start all kernels on a stream that can be recorded."""
+        usual = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(usual)
+        with torch.cuda.stream(self._stream):
+            yield
+        usual.wait_stream(self._stream)
 
     def __call__(self, step: Callable[[], object]) -> Replay:
         """Record the kernels of a step, which do not run yet; return a function that runs them."""
@@ -41,15 +52,12 @@ class GraphRecorder:
 
     def _graph(self, step: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
         # Not by torch.cuda.graph, which empties the allocator's cache each time.
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may use the GPU
-            try:
-                step()
-            finally:
-                graph.capture_end()
-        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may use the GPU
+        try:
+            step()
+        finally:
+            graph.capture_end()
         return graph
 
 
@@ -69,14 +77,15 @@ class GraphedWorker(ClientWorker):
     def __post_init__(self) -> None:
         """Prepare the recording."""
         super().__post_init__()
-        self._record: Callable[[Callable[[], object]], Replay] | None = GraphRecorder(self.device)
-        self._modules, self._parameters = list(self.model.modules()), list(self.model.parameters())
+        self._recorder = GraphRecorder(self.device)
+        self._modules = list(self.model.modules())
         self._bound = 0
 
     def stages(self, weights: Weights, call: Call) -> Stages:
         """Train a client; its graphs end with it, because they use its memory."""
         self._kinds: dict[Any, Repeatable | None] = {}
-        reply = yield from super().stages(weights, call)
+        with self._recorder.active():
+            reply = yield from super().stages(weights, call)
         self._kinds = {}
         return reply
 
@@ -84,7 +93,9 @@ class GraphedWorker(ClientWorker):
         """Take one step of the optimiser; the second of a kind that replaces nothing is recorded."""
         kind, seen = _kind(batch), self._seen(run)
         known = self._kinds.get(kind)
-        if known and _same(known.seen, seen) and (known.replay or self._recorded(known, run, batch)):
+        if known and _same(known.seen, seen):
+            if known.replay is None:
+                self._record(known, run, batch)
             assert known.batch
             assert known.replay
             for mine, other in zip(_tensors(known.batch), _tensors(batch), strict=True):
@@ -94,42 +105,43 @@ class GraphedWorker(ClientWorker):
             run.replayed += 1
             return
         yield from super().step(run, batch)
+        if len(self._kinds) == MOST_KINDS:
+            self._kinds.clear()
         self._kinds[kind] = Repeatable(seen) if _same(seen, self._seen(run)) else None
 
-    def _recorded(self, known: Repeatable, run: LocalRun, batch: Batch) -> bool:
-        """Record a step; return whether that was possible."""
-        if self._record is None:
-            return False
+    def _record(self, known: Repeatable, run: LocalRun, batch: Batch) -> None:
+        """Record a step with memory of its own for the batch."""
         notes = {name: v.clone() if isinstance(v, Tensor) else v for name, v in batch.note.items()}
         own = Batch(tuple(view.clone() for view in batch.views), batch.y.clone(), batch.index.clone(), notes)
+        self.cost.add(take_work())
         forward, backward = self.cost.forward, self.cost.backward
         try:
-            known.replay = self._record(lambda: completed(ClientWorker.step(self, run, own)))
-        except RuntimeError:  # the step waits for the device; a mistake of the method comes again
-            self._record = None
-            return False
-        finally:
-            known.cost = Cost(forward=self.cost.forward - forward, backward=self.cost.backward - backward)
-            self.cost.forward, self.cost.backward = forward, backward
+            known.replay = self._recorder(lambda: completed(ClientWorker.step(self, run, own)))
+        except RuntimeError as error:
+            raise BrokenContract(
+                f"{self.method.name}: a step cannot be a CUDA graph ({one_line(error)}): use --compile off"
+            ) from error
         if not _same(known.seen, self._seen(run)):
             raise BrokenContract(
-                f"{self.method.name}: one step replaces what the step before kept: use --compile off"
+                f"{self.method.name}: a step replaces what the step before kept: use --compile off"
             )
-        known.batch = own
-        return True
+        known.batch, known.cost = own, take_work()
+        known.cost.add(Cost(forward=self.cost.forward - forward, backward=self.cost.backward - backward))
+        self.cost.forward, self.cost.backward = forward, backward
 
     def _bind(self, weights: Weights) -> nn.Module:
         self._bound += 1
         return super()._bind(weights)
 
     def _seen(self, run: LocalRun) -> list[Any]:
-        """Return everything that a step could replace, and on which its code could depend."""
-        client = run.client
-        draws = [client.rng.bit_generator.state, client.batch_rng.bit_generator.state]
-        modes = [module.training for module in self._modules]
-        trained = [parameter.requires_grad for parameter in self._parameters]
-        own = [client.y, client.scratch, client.state]
-        return list(_leaves([own, draws, run.optimiser.momenta, modes, trained, self._bound]))
+        """Return what a step could replace and what its code could depend on, as far as it can be seen."""
+        client, modes = run.client, [module.training for module in self._modules]
+        draws = [client.rng, client.batch_rng]
+        random = [torch.default_generator.get_state(), *(rng.bit_generator.state for rng in draws)]
+        weights = [(t, t.requires_grad) for t in (*self.model.parameters(), *self.model.buffers())]
+        own = [client.y, client.scratch, client.state, client.inbox, _attributes(self.model)]
+        seen = [run.portion, self._bound, modes, weights, run.optimiser.momenta, random, own]
+        return list(_leaves(seen))
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
@@ -139,12 +151,22 @@ def _tensors(batch: Batch) -> list[Tensor]:
 def _kind(batch: Batch) -> tuple[Any, ...]:
     """Return what the code of a step depends on in a batch."""
     shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(batch))
-    return shapes, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in _leaves(batch.note))
+    notes = [(name, None if isinstance(value, Tensor) else value) for name, value in batch.note.items()]
+    return shapes, tuple((type(leaf), leaf) for leaf in _leaves(notes))
+
+
+def _attributes(model: nn.Module) -> list[Any]:
+    """Return what a method has set on its model, besides modules and weights."""
+    return [value for value in vars(model).values() if isinstance(value, (*CONSTANTS, Tensor))]
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
     """Yield the parts of a tree; an own object, equal to nothing, for what may change without a trace."""
-    if isinstance(tree, (*CONSTANTS, Tensor, nn.Module)):
+    if isinstance(tree, Tensor) and tree.is_cuda:
+        yield from (tree, tree.data_ptr())
+    elif isinstance(tree, Tensor):
+        yield tree.numpy().tobytes()  # a graph does not change what the host has
+    elif isinstance(tree, (*CONSTANTS, nn.Module)):
         yield tree
     elif isinstance(tree, np.ndarray):
         yield tree.tobytes()
