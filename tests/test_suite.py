@@ -74,6 +74,7 @@ NINE = [
         ("tables/fedefc", 5 * 2 * 2 * 2 * 3),
         ("tables/fednoro", 6 * 2 * 1 * 3),
         ("fedgr-switches", 10 * 2 * 2 * 3),
+        ("fedgr-warmup", 6 * 2 * 5),
         ("smoke", 3 * 2 * 2),
     ],
 )
