@@ -17,6 +17,7 @@ from flnl_bench.leaderboards.pandas_api import leaderboard
 from flnl_bench.leaderboards.paper import paper_average, paper_numbers
 from flnl_bench.leaderboards.render import Layout, main_table
 from flnl_bench.leaderboards.table import BEST, SECOND, mark_column, rank_column
+from flnl_bench.methods import default_methods
 
 # Three methods × clean and two noisy settings × three seeds; every number below is worked out from these.
 GRID = {
@@ -557,3 +558,12 @@ def test_equal_ranks_are_marked(tmp_path):
     text = main_table(table_of(tmp_path))
     ranks = {row.label: (row.cells[3].number, *row.cells[3].flags) for row in text.rows if row.ours}
     assert ranks == {"fedavg": ("1.50", "="), "fedprox": ("1.50", "="), "fedgr": ("3.00",)}
+
+
+@pytest.mark.parametrize(("count", "lettered"), [(15, True), (16, False)])
+def test_a_table_of_many_rows_has_places_without_letters(tmp_path, count, lettered):
+    methods = list(default_methods().methods)[:count]
+    write_grid(tmp_path, {m: {"sym-1.0": (20 + i, 21 + i, 22 + i)} for i, m in enumerate(methods)})
+    (table,) = flnl("leaderboard", tmp_path, "--format", "json").json["tables"]
+    assert all(bool(row["letters"]) == lettered for row in table["rows"])
+    assert all(row["place_low"] for row in table["rows"])

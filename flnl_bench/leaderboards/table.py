@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 BEST, SECOND = "best", "second"
 SORTS = ("avg", "rank", "paper", "name")  # orders of rows, next to the settings
 RowRuns = dict[str, dict[int, RunRecord]]  # by setting and seed
+MOST_LETTERED = 15  # rows of a table; the ties of more would need letters that nobody reads
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,8 @@ class Table:
             return {}
         low, high, best = (values.tolist() for values in drawn_places(draws))
         order = sorted(range(len(finite)), key=lambda place: -draws.means[place])
-        letters = tie_letters(order, distinguishable(draws))
+        lettered = len(order) <= MOST_LETTERED
+        letters = tie_letters(order, distinguishable(draws)) if lettered else dict.fromkeys(order, "")
         standings = {
             row.label: Standing(low[i], high[i], best[i], letters[i]) for i, row in enumerate(finite)
         }
