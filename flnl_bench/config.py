@@ -46,9 +46,7 @@ class Training:
     norm: str = "batch"
     pretrained: bool = False
     precision: str = "float32"  # of the networks; tf32 only matters on CUDA, bfloat16 is autocast
-    compile: str = (
-        "off"  # default: torch.compile of the networks that train; cudagraphs: steps as CUDA graphs
-    )
+    compile: str = "off"  # default: torch.compile of the networks; cudagraphs: steps as CUDA graphs
     drop: float = 0.0  # chance of a sampled client not to answer in a round
     stack: int = 1  # clients that train together as one network; 1: one after the other
 

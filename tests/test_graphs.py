@@ -108,6 +108,17 @@ class CountingOnHost(Usual):
         return client.scratch["count"].add_(1).item()
 
 
+class CountingInWeights(Usual):
+    """Counts in bfloat16 on the host, in a tensor with a gradient."""
+
+    def on_receive(self, model, client):
+        client.scratch["count"] = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
+
+    @torch.no_grad()
+    def factor(self, model, batch, client):
+        return client.scratch["count"].add_(1).item()
+
+
 class CountingInObject(Usual):
     """Counts in an object of its own."""
 
@@ -158,7 +169,7 @@ class Noting(Usual):
         return batch.note["all"][0].item()
 
 
-NEVER = [Counting, CountingOnHost, CountingInObject, CountingOnModel, Replacing]
+NEVER = [Counting, CountingOnHost, CountingInWeights, CountingInObject, CountingOnModel, Replacing]
 NEVER += [DrawingInNumpy, DrawingInTorch, Noting]
 
 

@@ -222,6 +222,12 @@ def test_the_correlation_has_an_interval_over_seeds(tmp_path, last, interval):
     assert "in brackets the 95 % interval over our seeds" in out
 
 
+def test_numbers_that_print_equal_have_no_order(tmp_path):
+    rows = {"fedavg": (20.001,), "fl-coteaching": (20.002,), "fl-dividemix": (20.003,)}
+    write_grid(tmp_path, {name: {"sym-1.0": values} for name, values in rows.items()})
+    assert "Order of the methods" not in flnl("leaderboard", tmp_path, "--paper").out
+
+
 def test_two_methods_have_no_order_worth_the_name(tmp_path):
     write_grid(tmp_path, {"fedavg": {"sym-1.0": (20,)}, "fedgr": {"sym-1.0": (30,)}})
     assert "Order of the methods" not in flnl("leaderboard", tmp_path, "--paper").out

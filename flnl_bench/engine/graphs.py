@@ -165,7 +165,8 @@ def _leaves(tree: Any) -> Iterator[Any]:
     if isinstance(tree, Tensor) and tree.is_cuda:
         yield from (tree, tree.data_ptr())
     elif isinstance(tree, Tensor):
-        yield tree.numpy().tobytes()  # a graph does not change what the host has
+        # A graph does not change what the host has.
+        yield tree.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(tree, (*CONSTANTS, nn.Module)):
         yield tree
     elif isinstance(tree, np.ndarray):

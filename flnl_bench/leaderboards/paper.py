@@ -117,7 +117,7 @@ class Agreement:
     spearman: float
     kendall: float
     methods: int | None = None  # None: a mean over cells
-    # With other seeds, on our side; only where every method has several.
+    # With other seeds, on our side; only where every method has several and none diverged.
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -126,10 +126,12 @@ def agreements(table: Table) -> dict[str, Agreement]:
     cells = {}
     for setting in table.settings:
         rows, theirs = _pairs(table, setting)
-        ours = [row.cells[setting].score(find_metric(table.metric)) for row in rows]
+        # As printed, so that equal numbers tie.
+        ours = [round(row.cells[setting].score(find_metric(table.metric)), 2) for row in rows]
         if len(ours) >= LEAST_METHODS and len(set(ours)) > 1 and len(set(theirs)) > 1:
-            rho, tau = rank_correlations([[round(value, 2) for value in ours]], theirs)  # as printed
-            intervals = _intervals(table.scores(rows, [setting]), theirs)
+            rho, tau = rank_correlations([ours], theirs)
+            diverged = any(row.cells[setting].diverged for row in rows)
+            intervals = {} if diverged else _intervals(table.scores(rows, [setting]), theirs)
             cells[setting] = Agreement(float(rho[0]), float(tau[0]), len(ours), intervals)
     return {**cells, OVERALL: overall(list(cells.values()))} if cells else {}
 
@@ -170,7 +172,7 @@ def _intervals(scores: Numbers, theirs: Sequence[float]) -> dict[str, tuple[floa
     stretch = draws.common_stretch * draws.widened(LEVEL)
     drawn = rank_correlations(draws.means + stretch * (draws.drawn - draws.means), theirs)
     ends = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1).T.tolist()
-    return {name: (low, high) for name, (low, high) in zip(("spearman", "kendall"), ends, strict=True)}
+    return {"spearman": tuple(ends[0]), "kendall": tuple(ends[1])}
 
 
 def rank_correlations(ours: Any, theirs: Sequence[float]) -> tuple[Numbers, Numbers]:
