@@ -303,22 +303,72 @@ def loss_mixture(
 
     That is: fewer than two values, equal or non-finite values, an empty component or equal means.
     """
-    # scikit-learn would compute in float32, which loses variances near reg_covar.
-    x = np.asarray(losses, dtype=np.float64).reshape(-1, 1)
+    # The steps of scikit-learn's GaussianMixture, whose own checks take five times as long for a client's
+    # losses; a test compares them. In float32, variances near reg_covar would be lost.
+    x = np.asarray(losses, dtype=np.float64).ravel()
     if len(x) < 2 or not np.isfinite(x).all() or np.ptp(x) < 1e-6:
         return None
-    fit = two_gaussians(x, max_iter=max_iter, tol=tol, reg_covar=reg_covar, seed=seed)
-    means = fit.means_[:, 0]
-    if min(fit.weights_) <= 0 or means[0] == means[1]:
+    count_work(mixtures=1)
+    upper = _two_means(x, seed)
+    components = _maximised(x, np.stack([~upper, upper]).astype(np.float64), reg_covar)
+    likelihood = -math.inf
+    for _ in range(max_iter):
+        before = likelihood
+        likelihood, posterior = _expected(x, components)
+        components = _maximised(x, posterior, reg_covar)
+        if abs(likelihood - before) < tol:
+            break
+    shares, means, variances = components
+    if min(shares) <= 0 or means[0] == means[1]:
         return None
-    order = np.argsort(means)  # the order of components depends on the seed
-    posterior = fit.predict_proba(x)[:, order[0]]
-    low, high = (int(i) for i in order)
+    low, high = (int(i) for i in np.argsort(means))  # the order of components depends on the seed
 
     def pair(values: np.ndarray) -> tuple[float, float]:
         return float(values[low]), float(values[high])
 
-    return Mixture(posterior, pair(means), pair(fit.covariances_[:, 0, 0]), pair(fit.weights_))
+    return Mixture(_expected(x, components)[1][low], pair(means), pair(variances), pair(shares))
+
+
+def _expected(x: np.ndarray, components: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the mean log-likelihood of values [n], and the posterior of both components [2, n]."""
+    shares, means, variances = components[:, :, None]
+    log_p = np.log(shares) - 0.5 * np.log(2 * math.pi * variances) - (x - means) ** 2 / (2 * variances)
+    total = np.logaddexp(*log_p)
+    return float(total.mean()), np.exp(log_p - total)
+
+
+def _maximised(x: np.ndarray, posterior: np.ndarray, floor: float) -> np.ndarray:
+    """Return shares, means and variances [3, 2] of both components; `floor` is added to the variances."""
+    mass = posterior.sum(1) + 10 * np.finfo(np.float64).eps
+    means = posterior @ x / mass
+    variances = (posterior * (x - means[:, None]) ** 2).sum(1) / mass + floor
+    return np.stack([mass / mass.sum(), means, variances])
+
+
+def _two_means(x: np.ndarray, seed: int) -> np.ndarray:
+    """Return which values [n] are in the second of two clusters, by k-means."""
+    x = x - x.mean()
+    first, second = _two_centres(x, np.random.RandomState(seed % 2**32))  # its largest seed
+    before = None
+    for _ in range(300):
+        upper: np.ndarray = np.abs(x - second) < np.abs(x - first)
+        if before is not None and (upper == before).all():
+            break
+        moved = first - x[~upper].mean(), second - x[upper].mean()
+        first, second, before = first - moved[0], second - moved[1], upper
+        if np.square(moved).sum() <= 1e-4 * x.var():
+            return np.abs(x - second) < np.abs(x - first)
+    return upper
+
+
+def _two_centres(x: np.ndarray, rng: np.random.RandomState) -> tuple[float, float]:
+    """Return the first centres by greedy k-means++, with the draws of scikit-learn."""
+    first = x[rng.choice(len(x), p=np.full(len(x), 1 / len(x)))]
+    distances = (x - first) ** 2
+    sums = np.cumsum(distances)
+    candidates = x[np.searchsorted(sums, rng.uniform(size=2) * sums[-1]).clip(max=len(x) - 1)]
+    left = np.minimum(distances, (x - candidates[:, None]) ** 2).sum(1)
+    return float(first), float(candidates[left.argmin()])
 
 
 def min_max_scaled(values: np.ndarray) -> np.ndarray | None:

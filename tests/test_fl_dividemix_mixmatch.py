@@ -44,14 +44,14 @@ def test_a_refined_label_leans_on_the_given_one_by_its_clean_probability():
 
 
 class Fixed(torch.nn.Module):
-    """Answers one call after the other with the given probabilities."""
+    """Answers one image after the other with the given probabilities."""
 
     def __init__(self, *answers):
         super().__init__()
         self.answers = [rows(answer).log() for answer in answers]
 
     def forward(self, x):
-        return self.answers.pop(0)
+        return torch.cat([self.answers.pop(0) for _ in x])
 
 
 def test_four_predictions_are_guessed_together_and_mixed_with_a_refined_label():

@@ -167,6 +167,24 @@ def test_two_groups_of_losses_are_distinguishable_with_the_smaller_first():
     assert fit.variances[0] == pytest.approx(0.01, abs=0.005)
 
 
+@pytest.mark.parametrize("tol", [1e-3, 1e-2])
+@pytest.mark.parametrize("size", [2, 3, 10, 41, 410])
+def test_a_mixture_of_losses_is_the_one_of_scikit_learn(size, tol):
+    # Skewed groups, for which k-means has several ends and EM stops far from its limit.
+    rng = np.random.default_rng(size)
+    for seed in range(20):
+        clean = rng.gamma(rng.uniform(0.5, 3), rng.uniform(0.02, 0.5), size // 2)
+        losses = np.concatenate([clean, rng.gamma(rng.uniform(2, 8), rng.uniform(0.1, 0.8), size - size // 2)])
+        fit = loss_mixture(losses, tol=tol, reg_covar=5e-4, seed=seed)
+        theirs = two_gaussians(losses[:, None], tol=tol, reg_covar=5e-4, seed=seed)
+        low, high = np.argsort(theirs.means_[:, 0])
+        posterior = theirs.predict_proba(losses[:, None])[:, low]
+        assert fit.clean_probability == pytest.approx(posterior, rel=0, abs=1e-9)
+        assert fit.means == pytest.approx(theirs.means_[[low, high], 0], abs=1e-9)
+        assert fit.variances == pytest.approx(theirs.covariances_[[low, high], 0, 0], abs=1e-9)
+        assert fit.shares == pytest.approx(theirs.weights_[[low, high]], abs=1e-9)
+
+
 @pytest.mark.parametrize(
     "losses", [[], [1.0], [2.0, 2.0, 2.0], [1.0, 1.0 + 1e-9], [1.0, math.nan, 2.0], [1.0, math.inf]]
 )

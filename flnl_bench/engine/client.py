@@ -71,7 +71,7 @@ class Reply:
     replayed: int = 0  # steps that were replayed as a CUDA graph
 
 
-# A training that stops before each call of `loss` with the batch, and before the backward pass with the loss.
+# A training that stops before each call of `loss` with the batch, and before the backward pass with the losses.
 Stages = Generator[Batch | Tensor, None, Reply]
 
 
@@ -265,12 +265,12 @@ class ClientWorker:
         run.optimiser.zero_grad()
         client.held.clear()
         yield batch
-        loss = as_losses(method.name, method.loss(model, batch, client), len(batch.y)).mean()
-        yield loss
+        losses = as_losses(method.name, method.loss(model, batch, client), len(batch.y))
+        yield losses
         method.on_gradient(model, batch, client)
         run.optimiser.step(client.held)
         method.on_step(model, client)
-        run.loss += loss.detach()
+        run.loss += losses.detach().mean()
 
     def _client(self, weights: Weights, call: Call) -> Client:
         """Make the client object that the method sees."""
@@ -353,8 +353,14 @@ def completed(stages: Generator[Batch | Tensor, None, T]) -> T:
             result: T = end.value
             return result
         if isinstance(stage, Tensor):
-            torch.autograd.backward(stage)
+            backward([stage])
             del stage  # and the gradient's nodes with it, before a graph is recorded
+
+
+def backward(losses: Sequence[Tensor]) -> None:
+    """Compute the gradients of the means of losses [B], each of its own network."""
+    # Not of `losses.mean()`: its nodes take 1 % of a step of a small network.
+    torch.autograd.backward(losses, [torch.full_like(each, 1 / len(each)) for each in losses])
 
 
 def grouped(calls: Iterable[Call], size: int) -> Iterator[list[Call]]:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flnl_bench.api import Weights
-from flnl_bench.engine.client import Call, ClientWorker, Reply, networks_of
+from flnl_bench.engine.client import Call, ClientWorker, Reply, backward, networks_of
 from flnl_bench.engine.devices import MEMORY_FORMAT, generator_states, seeded, sent
 from flnl_bench.engine.ledger import take_work
 from flnl_bench.models.networks import BatchNorm, Network
@@ -226,7 +226,7 @@ class Lane:
         return output
 
     def loss(self) -> Tensor:
-        """Compute the loss of this step, and note its passes."""
+        """Compute the losses of this step, and note its passes."""
         joined = bool(self._ready)
         self._asked = []
         loss = next(self._stages)
@@ -280,7 +280,7 @@ class StackedWorker(ClientWorker):
             lane.start(weights, call)
         while active := [lane for lane in lanes if lane.batch]:
             self._join_passes(active)
-            torch.stack([lane.loss() for lane in active]).sum().backward()
+            backward([lane.loss() for lane in active])
             for lane in active:
                 lane.advance()
         return [lane.reply for lane in lanes]
