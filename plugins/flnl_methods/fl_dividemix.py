@@ -53,6 +53,7 @@ class FLDivideMix(Method):
 
     name = "fl-dividemix"
     reference = "Li et al., DivideMix: Learning with Noisy Labels as Semi-supervised Learning, ICLR 2020"
+    version = 2  # last bits: mixtures, and the passes of the peer
     members = ("net1", "net2")
 
     warmup_share: Share = 0.2  # W as a share of all rounds
