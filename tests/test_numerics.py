@@ -174,7 +174,9 @@ def test_a_mixture_of_losses_is_the_one_of_scikit_learn(size, tol):
     rng = np.random.default_rng(size)
     for seed in range(20):
         clean = rng.gamma(rng.uniform(0.5, 3), rng.uniform(0.02, 0.5), size // 2)
-        losses = np.concatenate([clean, rng.gamma(rng.uniform(2, 8), rng.uniform(0.1, 0.8), size - size // 2)])
+        losses = np.concatenate(
+            [clean, rng.gamma(rng.uniform(2, 8), rng.uniform(0.1, 0.8), size - size // 2)]
+        )
         fit = loss_mixture(losses, tol=tol, reg_covar=5e-4, seed=seed)
         theirs = two_gaussians(losses[:, None], tol=tol, reg_covar=5e-4, seed=seed)
         low, high = np.argsort(theirs.means_[:, 0])

@@ -71,7 +71,7 @@ class Reply:
     replayed: int = 0  # steps that were replayed as a CUDA graph
 
 
-# A training that stops before each call of `loss` with the batch, and before the backward pass with the losses.
+# A training that stops before each call of `loss` with the batch, and after it with the losses.
 Stages = Generator[Batch | Tensor, None, Reply]
 
 
