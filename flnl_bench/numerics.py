@@ -357,7 +357,8 @@ def _two_means(x: np.ndarray, seed: int) -> np.ndarray:
         moved = first - x[~upper].mean(), second - x[upper].mean()
         first, second, before = first - moved[0], second - moved[1], upper
         if np.square(moved).sum() <= 1e-4 * x.var():
-            return np.abs(x - second) < np.abs(x - first)
+            upper = np.abs(x - second) < np.abs(x - first)
+            break
     return upper
 
 

@@ -17,7 +17,7 @@ from flnl_bench.leaderboards.metrics import COST, COST_COLUMNS, sent_numbers
 from flnl_bench.leaderboards.paper import (
     agreements,
     both_protocols,
-    compared_dataset,
+    compared_with,
     paper_average,
     paper_cells,
     without_paper_numbers,
@@ -76,7 +76,9 @@ def _table_object(table: Table, board: Leaderboard) -> dict[str, Any]:
             "protocols": text,
             "comparable": comparable,
             "without_numbers": without_paper_numbers(table),
-            "agreement": {"dataset": compared_dataset(table), "cells": cells} if cells else None,
+            "agreement": dict(zip(("dataset", "partition"), compared_with(table), strict=True), cells=cells)
+            if cells
+            else None,
         }
     compared = comparisons(table, board.against) if board.against else {}
     values["rows"] = [

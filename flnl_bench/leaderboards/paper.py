@@ -106,6 +106,7 @@ def both_protocols(table: Table) -> tuple[str, bool]:
 
 # -- the order of the methods -----------------------------------------------------------------------
 SUBSTITUTE = "cifar10"  # whose order is taken for data sets that the paper does not have
+SUBSTITUTE_KIND = {"hsu": "dir"}  # of partitions: both draw shares of classes from a Dirichlet distribution
 LEAST_METHODS = 3  # the order of two methods agrees by chance every second time
 OVERALL = "overall"
 
@@ -143,16 +144,19 @@ def overall(cells: Sequence[Agreement]) -> Agreement:
     )
 
 
-def compared_dataset(table: Table) -> str:
-    """Return the data set of the paper whose order is taken."""
-    own = {dataset for dataset, *_ in paper_numbers()}
-    dataset = table.protocol.config.dataset
-    return dataset if dataset in own else SUBSTITUTE
+def compared_with(table: Table) -> tuple[str, str]:
+    """Return the data set and the partition of the paper whose order is taken."""
+    own = {key[:2] for key in paper_numbers()}
+    config = table.protocol.config
+    dataset = config.dataset if config.dataset in {name for name, _ in own} else SUBSTITUTE
+    kind, dash, alpha = config.partition.partition("-")
+    similar = SUBSTITUTE_KIND.get(kind, kind) + dash + alpha
+    return dataset, similar if (dataset, similar) in own else config.partition
 
 
 def _pairs(table: Table, setting: str) -> tuple[list[Row], list[float]]:
     """Return the rows of unchanged methods with a number of ours and the paper's, and the paper's."""
-    place = (compared_dataset(table), table.protocol.config.partition, setting)
+    place = (*compared_with(table), setting)
     rows, theirs = [], []
     for row in table.rows:
         cell = paper_numbers().get((*place, row.method, table.metric))

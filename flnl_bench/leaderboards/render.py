@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,10 @@ from flnl_bench.leaderboards.metrics import COST_COLUMNS, Metric, find_metric, s
 from flnl_bench.leaderboards.paper import (
     LEAST_METHODS,
     OVERALL,
-    SUBSTITUTE,
     Agreement,
     agreements,
     both_protocols,
-    compared_dataset,
+    compared_with,
     overall,
     paper_average,
     paper_cells,
@@ -388,13 +388,17 @@ def agreement_table(tables: Sequence[Table]) -> TextTable | None:
         for title, cells in by_title.items()
         for name in ("spearman", "kendall")
     ]
-    datasets = {table.protocol.config.dataset: compared_dataset(table) for table in tables}
-    substituted = sorted(name for name, compared in datasets.items() if compared != name)
+    taken: dict[str, list[str]] = defaultdict(list)  # by what the paper has: what it lacks
+    for table in tables:
+        config = table.protocol.config
+        for ours, theirs in zip((config.dataset, config.partition), compared_with(table), strict=True):
+            if table.protocol.title in by_title and ours != theirs and ours not in taken[theirs]:
+                taken[theirs].append(ours)
     about = ["Rank correlation of our means with the paper's: 1 the same order, −1 the reversed one."]
-    if substituted:
-        about.append(
-            f"The paper has no numbers for {', '.join(substituted)}: its order for {SUBSTITUTE} is used."
-        )
+    about += [
+        f"The paper has no numbers for {', '.join(sorted(names))}: its order for {name} is used."
+        for name, names in taken.items()
+    ]
     notes = [
         f"Over the methods that both have with the values of their presets, at least {LEAST_METHODS}; "
         "overall: mean over the cells. Spearman's ρ, Kendall's τ_b; in brackets the 95 % interval over our "

@@ -13,7 +13,7 @@ import numpy as np
 
 from flnl_bench.leaderboards.metrics import ALL_METRICS, COST_COLUMNS, Metric, run_cost
 from flnl_bench.leaderboards.pandas_api import Results
-from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_dataset, paper_cells
+from flnl_bench.leaderboards.paper import OVERALL, agreements, both_protocols, compared_with, paper_cells
 from flnl_bench.leaderboards.render import DIVERGED_NOTE, FIRST, OWN, PLACE, resolution_notes
 from flnl_bench.leaderboards.table import Cell, Row, Table, make_tables, table_warnings
 from flnl_bench.results.run_record import METRICS, RoundRow, RunRecord
@@ -152,7 +152,7 @@ class Report:
             "paper": {"text": text, "comparable": comparable},
             "order": order
             and {
-                "dataset": compared_dataset(table),
+                "of": " · ".join(compared_with(table)),
                 "spearman": rounded(order.spearman),
                 "kendall": rounded(order.kendall),
                 "cells": len(cells) - 1,

@@ -230,12 +230,12 @@ def mean_prediction(net: nn.Module, views: Sequence[Tensor]) -> Tensor:
     In training mode these passes move the BatchNorm statistics, which is theirs too. A single image,
     which BatchNorm may not be able to train on, is looked at in evaluation mode.
     """
-    if not net.training:  # the order of the passes changes nothing
-        return net(torch.cat(list(views))).softmax(1).view(len(views), len(views[0]), -1).mean(0)
-    if len(views[0]) > 1:
+    if net.training and len(views[0]) > 1:
         return torch.stack([net(view).softmax(1) for view in views]).mean(0)
-    mean = mean_prediction(net.eval(), views)
-    net.train()
+    training = net.training
+    p = net.eval()(torch.cat(list(views))).softmax(1)  # in one pass, because nothing depends on their order
+    net.train(training)
+    mean: Tensor = p.unflatten(0, (len(views), -1)).mean(0)
     return mean
 
 

@@ -258,7 +258,7 @@
     if (view.lines.some((line) => line.rank !== null && view.lines.filter((l) => l.rank === line.rank).length > 1)) notes.push("=: the same rank as another row.");
     if (view.lines.some((line) => line.row.own)) notes.push(`${board.columns.own}: not a method of this package.`);
     if (table.order && (state.metric === "last10")) notes.push(
-      `Order of the methods against the paper's (${table.order.dataset}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
+      `Order of the methods against the paper's (${table.order.of}, all runs, mean of ${table.order.cells} cells): Spearman ${number(table.order.spearman, 2)}, Kendall ${number(table.order.kendall, 2)}.`);
     parts.push(el("p", { class: "note", text: notes.join(" ") }));
     return el("section", { "data-table": number_ }, ...parts);
   };
