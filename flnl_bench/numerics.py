@@ -44,23 +44,25 @@ def average(weights: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) ->
 
 def is_finite(weights: Mapping[str, Tensor]) -> bool:
     """Return whether no weight is NaN or infinite; not for use in a step, because it waits for the device."""
-    # A finite sum has only finite parts, and is a seventh of the work; the sum of finite parts may overflow.
-    sums = torch.stack([tensor.sum() for tensor in weights.values()])
-    if torch.isfinite(sums).all():
-        return True
-    return bool(_all_finite(weights))
+    return _are_finite([weights])[0]
 
 
 def finite_updates(updates: Sequence[Update]) -> list[Update]:
-    """Return the updates without a NaN or infinite weight; waits for the device once."""
-    if not updates:
-        return []
-    flags = torch.stack([_all_finite(update.weights) for update in updates]).tolist()
+    """Return the updates without a NaN or infinite weight; if all are kept, it waits for the device once."""
+    flags = _are_finite([update.weights for update in updates]) if updates else []
     return [update for update, finite in zip(updates, flags, strict=True) if finite]
 
 
-def _all_finite(weights: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([torch.isfinite(tensor).all() for tensor in weights.values()]).all()
+@torch.no_grad()
+def _are_finite(models: Sequence[Mapping[str, Tensor]]) -> list[bool]:
+    # A finite norm has only finite parts, and takes an eighth of the time; that of finite parts may overflow.
+    tensors = [[t for t in model.values() if t.is_floating_point() or t.is_complex()] for model in models]
+    norms = torch.stack(torch._foreach_norm([tensor for own in tensors for tensor in own]))
+    flags: list[bool] = norms.view(len(models), -1).isfinite().all(1).tolist()
+    return [
+        flag or all(torch.isfinite(tensor).all() for tensor in own)
+        for flag, own in zip(flags, tensors, strict=True)
+    ]
 
 
 @torch.no_grad()
