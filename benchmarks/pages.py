@@ -1,7 +1,8 @@
 """Fill the tables of README.md and docs/baselines.md, draw the picture of README.md (`-m benchmarks.pages`).
 
-A table is between the comment that names its command and END. Without published runs, pages stay as they are.
-`-m benchmarks.pages RUNS` draws the picture from a folder of runs instead.
+A table is between the comment that names its command and END; `<!-- table TITLE: COMMAND -->` takes one of
+several tables. Without published runs, pages stay as they are. `-m benchmarks.pages RUNS` draws the picture
+from a folder of runs instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "baselines.md")
 PICTURES = ROOT / "docs" / "pictures"
 END = "<!-- end of the table -->"
-FILLED = re.compile(rf"(<!-- table: (.+?) -->\n\n).*?(?={END})", re.DOTALL)
+FILLED = re.compile(rf"(<!-- table( [^:\n]+)?: (.+?) -->\n\n).*?(?={END})", re.DOTALL)
 METHODS = ("fedavg", "fedavg/strong", "fedgr")  # in the picture
 LIGHT, DARK = "#1f2328", "#e6edf3"  # text on a light and on a dark page
 
@@ -42,13 +43,18 @@ def main(runs: str | None = None) -> None:
 
 def filled(page: str, run: Callable[[list[str]], str]) -> str:
     """Return the page with the tables that `run` returns for the arguments of each of its commands."""
-    return FILLED.sub(lambda match: match[1] + brief(run(shlex.split(match[2]))), page)
+    return FILLED.sub(lambda match: match[1] + brief(run(shlex.split(match[3])), match[2] or ""), page)
 
 
-def brief(tables: str) -> str:
-    """Return titles, in bold, and tables without notes."""
+def brief(tables: str, title: str = "") -> str:
+    """Return titles, in bold, and tables without notes; only those whose title begins with `title`."""
     titles = re.sub(r"(?m)^#+ (.*)$", r"**\1**", tables)
-    kept = [part for part in titles.split("\n\n") if part.startswith(("**", "| "))]
+    kept, wanted = [], True
+    for part in titles.split("\n\n"):
+        if part.startswith("**"):
+            wanted = part.startswith("**" + title.strip())
+        if wanted and part.startswith(("**", "| ")):
+            kept.append(part)
     return "".join(f"{part.strip()}\n\n" for part in kept)
 
 
