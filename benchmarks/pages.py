@@ -49,12 +49,14 @@ def filled(page: str, run: Callable[[list[str]], str]) -> str:
 def brief(tables: str, title: str = "") -> str:
     """Return titles, in bold, and tables without notes; only those whose title begins with `title`."""
     titles = re.sub(r"(?m)^#+ (.*)$", r"**\1**", tables)
-    kept, wanted = [], True
+    kept, wanted = [], not title
     for part in titles.split("\n\n"):
         if part.startswith("**"):
             wanted = part.startswith("**" + title.strip())
         if wanted and part.startswith(("**", "| ")):
             kept.append(part)
+    if not kept:
+        raise ValueError(f"no table has the title {title.strip()!r}")
     return "".join(f"{part.strip()}\n\n" for part in kept)
 
 

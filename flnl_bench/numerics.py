@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -48,20 +48,23 @@ def is_finite(weights: Mapping[str, Tensor]) -> bool:
 
 
 def finite_updates(updates: Sequence[Update]) -> list[Update]:
-    """Return the updates without a NaN or infinite weight; if all are kept, it waits for the device once."""
+    """Return the updates without a NaN or infinite weight; it waits for the device once if all are finite."""
     flags = _are_finite([update.weights for update in updates]) if updates else []
     return [update for update, finite in zip(updates, flags, strict=True) if finite]
 
 
 @torch.no_grad()
 def _are_finite(models: Sequence[Mapping[str, Tensor]]) -> list[bool]:
-    # A finite norm has only finite parts, and takes an eighth of the time; that of finite parts may overflow.
-    tensors = [[t for t in model.values() if t.is_floating_point() or t.is_complex()] for model in models]
-    norms = torch.stack(torch._foreach_norm([tensor for own in tensors for tensor in own]))
-    flags: list[bool] = norms.view(len(models), -1).isfinite().all(1).tolist()
+    # One kernel for all tensors takes an eighth of the time. A finite norm has only finite parts; the norm of
+    # large finite weights may overflow, so models with an infinite norm are checked again.
+    models_tensors = [
+        [t for t in model.values() if t.is_floating_point() or t.is_complex()] for model in models
+    ]
+    tensors = [tensor for own in models_tensors for tensor in own]
+    flags = iter(torch.stack(torch._foreach_norm(tensors)).isfinite().tolist() if tensors else ())
     return [
-        flag or all(torch.isfinite(tensor).all() for tensor in own)
-        for flag, own in zip(flags, tensors, strict=True)
+        all(list(islice(flags, len(own)))) or all(torch.isfinite(tensor).all() for tensor in own)
+        for own in models_tensors
     ]
 
 
@@ -306,13 +309,14 @@ def loss_mixture(
     That is: fewer than two values, equal or non-finite values, an empty component or equal means.
     """
     # The steps of scikit-learn's GaussianMixture, whose own checks take five times as long for a client's
-    # losses; a test compares them. In float32, variances near reg_covar would be lost.
+    # losses; a test compares them. Only values at equal distances, where rounding decides, can differ. In
+    # float32, variances near reg_covar would be lost.
     x = np.asarray(losses, dtype=np.float64).ravel()
     if len(x) < 2 or not np.isfinite(x).all() or np.ptp(x) < 1e-6:
         return None
     count_work(mixtures=1)
-    upper = _two_means(x, seed)
-    components = _maximised(x, np.stack([~upper, upper]).astype(np.float64), reg_covar)
+    in_second = _two_means(x, seed)
+    components = _maximised(x, np.stack([~in_second, in_second]).astype(np.float64), reg_covar)
     likelihood = -math.inf
     for _ in range(max_iter):
         before = likelihood
@@ -353,15 +357,15 @@ def _two_means(x: np.ndarray, seed: int) -> np.ndarray:
     first, second = _two_centres(x, np.random.RandomState(seed % 2**32))  # its largest seed
     before = None
     for _ in range(300):
-        upper: np.ndarray = np.abs(x - second) < np.abs(x - first)
-        if before is not None and (upper == before).all():
+        in_second: np.ndarray = np.abs(x - second) < np.abs(x - first)
+        if before is not None and (in_second == before).all():
             break
-        moved = first - x[~upper].mean(), second - x[upper].mean()
-        first, second, before = first - moved[0], second - moved[1], upper
+        moved = first - x[~in_second].mean(), second - x[in_second].mean()
+        first, second, before = first - moved[0], second - moved[1], in_second
         if np.square(moved).sum() <= 1e-4 * x.var():
-            upper = np.abs(x - second) < np.abs(x - first)
+            in_second = np.abs(x - second) < np.abs(x - first)
             break
-    return upper
+    return in_second
 
 
 def _two_centres(x: np.ndarray, rng: np.random.RandomState) -> tuple[float, float]:

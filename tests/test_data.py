@@ -376,7 +376,7 @@ def test_digits_are_those_of_scikit_learn():
     np.testing.assert_array_equal(labels, theirs.target)
 
 
-def test_a_run_on_digits_needs_no_scikit_learn_until_a_mixture_is_fitted():
+def test_digits_are_read_without_scikit_learn():
     code = "import sys; from flnl_bench.data import load_dataset; load_dataset('digits'); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "sklearn" not in modules.split()

@@ -119,6 +119,18 @@ def test_the_mean_training_loss_does_not_depend_on_the_order_of_the_clients(back
     assert engine.run_round().train_loss == np.float32(1 / 3)
 
 
+def test_the_recorded_loss_is_that_before_the_step_whatever_a_hook_does_with_it():
+    class Reused(Pull):
+        def loss(self, model, batch, client):
+            client.scratch["losses"] = super().loss(model, batch, client)
+            return client.scratch["losses"]
+
+        def on_step(self, model, client):
+            client.scratch["losses"].detach().zero_()
+
+    assert toy_engine(Reused()).run_round().train_loss == toy_engine(Pull()).run_round().train_loss > 0
+
+
 def test_a_network_is_held_only_in_the_steps_whose_loss_holds_it():
     class Holding(Method):
         """Two weights that move to the mean of the labels; the first one is held in the first step."""

@@ -65,6 +65,16 @@ def test_four_predictions_are_guessed_together_and_mixed_with_a_refined_label():
     close(mixed(both, 0.7, torch.tensor([1, 0]))[0], 0.203235, 0.779305, 0.017460)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mean_prediction_of_an_image_is_over_its_own_views(training):
+    # GroupNorm: an image then has the same logits in any batch and mode.
+    net = make_network("tiny-cnn", channels=1, classes=3, norm="group").train(training)
+    views = [torch.randn(4, 1, 8, 8) for _ in range(3)]
+    expected = [torch.stack([net(view[i : i + 1]).softmax(1) for view in views]).mean(0) for i in range(4)]
+    torch.testing.assert_close(mean_prediction(net, views), torch.cat(expected).detach())
+    assert net.training == training
+
+
 def client_of(round=AFTER_WARM_UP, **changes):
     """A client of the toy world as the method sees it."""
     engine = toy_engine(FLDivideMix(), **changes)

@@ -212,13 +212,14 @@ def test_hsu_is_compared_with_the_papers_dir_of_the_same_parameter(tmp_path):
     order = {"fedprox": (30,), "fedavg": (40,), "fedgr": (60,)}
     for partition in ("hsu-0.3", "hsu-0.7"):
         write_grid(tmp_path, {m: {"mixed-1.0": v} for m, v in order.items()}, partition=partition)
+    write_run(tmp_path, "fedgr", dataset="fashion-mnist", partition="hsu-0.3")  # no order of one method
     done = flnl("leaderboard", tmp_path, "--paper", "--format", "md")
     assert "| digits · hsu-0.3 · quick: spearman | 1.00 |" in done.out
     assert "hsu-0.7 · quick: spearman" not in done.out  # the paper has no dir-0.7
     assert "The paper has no numbers for hsu-0.3: its order for dir-0.3 is used." in done.out
-    (table,) = flnl("leaderboard", tmp_path, "--paper", "--partition", "hsu-0.3", "--format", "json").json[
-        "tables"
-    ]
+    assert "fashion-mnist: its order" not in done.out
+    chosen = ["--dataset", "digits", "--partition", "hsu-0.3"]
+    (table,) = flnl("leaderboard", tmp_path, "--paper", *chosen, "--format", "json").json["tables"]
     assert table["paper"]["agreement"]["partition"] == "dir-0.3"
     assert table["rows"][0]["paper"] == {}  # the numbers themselves are of another partition
 

@@ -404,6 +404,16 @@ def test_a_page_has_what_the_commands_that_it_names_print(page, tmp_path, monkey
     )  # without published runs, a sentence stands there
 
 
+def test_a_page_may_take_one_of_several_tables():
+    tables = "## First\n\n| a |\n\n## Second one\n\nabout\n\n| b |\n\nnote\n"
+    assert pages.brief(tables) == "**First**\n\n| a |\n\n**Second one**\n\n| b |\n\n"
+    page = f"<!-- table Second: show it -->\n\nold\n\n{pages.END}"
+    filled = pages.filled(page, lambda arguments: tables if arguments == ["show", "it"] else "")
+    assert filled == f"<!-- table Second: show it -->\n\n**Second one**\n\n| b |\n\n{pages.END}"
+    with pytest.raises(ValueError, match="no table has the title 'Third'"):
+        pages.brief(tables, "Third")
+
+
 # -- --with-published in other commands --------------------------------------------------------------
 def test_commands_that_take_with_published_show_the_runs_of_the_package(shipped, monkeypatch):
     monkeypatch.chdir(shipped)

@@ -266,11 +266,12 @@ class ClientWorker:
         client.held.clear()
         yield batch
         losses = as_losses(method.name, method.loss(model, batch, client), len(batch.y))
+        mean = losses.detach().mean()
         yield losses
         method.on_gradient(model, batch, client)
         run.optimiser.step(client.held)
         method.on_step(model, client)
-        run.loss += losses.detach().mean()
+        run.loss += mean
 
     def _client(self, weights: Weights, call: Call) -> Client:
         """Make the client object that the method sees."""
@@ -360,7 +361,7 @@ def completed(stages: Generator[Batch | Tensor, None, T]) -> T:
 def backward(losses: Sequence[Tensor]) -> None:
     """Compute the gradients of the means of losses [B], each of its own network."""
     # Not of `losses.mean()`: its nodes take 1 % of a step of a small network.
-    torch.autograd.backward(losses, [torch.full_like(each, 1 / len(each)) for each in losses])
+    torch.autograd.backward(losses, [torch.full_like(each, 1 / max(1, len(each))) for each in losses])
 
 
 def grouped(calls: Iterable[Call], size: int) -> Iterator[list[Call]]:

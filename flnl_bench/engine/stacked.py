@@ -225,19 +225,19 @@ class Lane:
         _, output = self._ready.pop((id(part), id(x)), (None, None))
         return output
 
-    def loss(self) -> Tensor:
+    def losses(self) -> Tensor:
         """Compute the losses of this step, and note its passes."""
         joined = bool(self._ready)
         self._asked = []
-        loss = next(self._stages)
-        assert isinstance(loss, Tensor)
+        losses = next(self._stages)
+        assert isinstance(losses, Tensor)
         passes = tuple((number, view) for number, view in self._asked if view is not None)
         whole = len({*passes}) == len(self._asked)
         if joined and not (whole and passes == self.passes):
             raise CannotStack("the loss has other passes than in the step before")
         self.passes = passes if whole else None
         self._stacked += joined
-        return loss
+        return losses
 
 
 class StackedWorker(ClientWorker):
@@ -280,7 +280,7 @@ class StackedWorker(ClientWorker):
             lane.start(weights, call)
         while active := [lane for lane in lanes if lane.batch]:
             self._join_passes(active)
-            backward([lane.loss() for lane in active])
+            backward([lane.losses() for lane in active])
             for lane in active:
                 lane.advance()
         return [lane.reply for lane in lanes]

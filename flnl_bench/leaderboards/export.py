@@ -72,13 +72,12 @@ def _table_object(table: Table, board: Leaderboard) -> dict[str, Any]:
     if board.paper:
         text, comparable = both_protocols(table)
         cells = {name: dataclasses.asdict(cell) for name, cell in agreements(table).items()}
+        dataset, partition = compared_with(table)
         values["paper"] = {
             "protocols": text,
             "comparable": comparable,
             "without_numbers": without_paper_numbers(table),
-            "agreement": dict(zip(("dataset", "partition"), compared_with(table), strict=True), cells=cells)
-            if cells
-            else None,
+            "agreement": {"dataset": dataset, "partition": partition, "cells": cells} if cells else None,
         }
     compared = comparisons(table, board.against) if board.against else {}
     values["rows"] = [

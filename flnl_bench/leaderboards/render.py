@@ -388,16 +388,16 @@ def agreement_table(tables: Sequence[Table]) -> TextTable | None:
         for title, cells in by_title.items()
         for name in ("spearman", "kendall")
     ]
-    taken: dict[str, list[str]] = defaultdict(list)  # by what the paper has: what it lacks
+    replaced: dict[str, list[str]] = defaultdict(list)  # by the paper's name: our names
     for table in tables:
         config = table.protocol.config
         for ours, theirs in zip((config.dataset, config.partition), compared_with(table), strict=True):
-            if table.protocol.title in by_title and ours != theirs and ours not in taken[theirs]:
-                taken[theirs].append(ours)
+            if table.protocol.title in by_title and ours != theirs and ours not in replaced[theirs]:
+                replaced[theirs].append(ours)
     about = ["Rank correlation of our means with the paper's: 1 the same order, −1 the reversed one."]
     about += [
         f"The paper has no numbers for {', '.join(sorted(names))}: its order for {name} is used."
-        for name, names in taken.items()
+        for name, names in replaced.items()
     ]
     notes = [
         f"Over the methods that both have with the values of their presets, at least {LEAST_METHODS}; "

@@ -106,7 +106,7 @@ def _histogram(axis: Any, record: RunRecord) -> dict[str, Any]:
 def mixture_of(losses: Numbers, posterior: Numbers | None) -> list[Component]:
     """Return the two components by the posteriors of the first; none where the losses are one group."""
     if posterior is None:
-        from flnl_bench.numerics import loss_mixture  # loads torch and scikit-learn
+        from flnl_bench.numerics import loss_mixture  # loads torch
 
         fit = loss_mixture(losses)
         posterior = np.ones(len(losses)) if fit is None else fit.clean_probability
