@@ -1,7 +1,8 @@
 """Publish the finished runs below some folders: `python -m benchmarks.publish RUNS …`.
 
-The runs of each data set are added to `results/DATASET.zip`, and take the place of published runs of the same
-configuration. Then `flnl_bench/published.json` gets the digests, and the pages their tables and picture.
+The runs of each data set are added to `results/DATASET.zip`. They take the place of published runs of the
+same configuration, also of those of an older version of the method. Then `flnl_bench/published.json` gets the
+digests, and the pages their tables and picture.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def main(folders: list[str]) -> None:
 
 def publish(dataset: str, records: list[RunRecord]) -> None:
     """Add runs to the archive of their data set."""
-    here = {record.identity for record in records}
-    kept = [r for r in published_runs()[0] if r.config.dataset == dataset and r.identity not in here]
+    here = {place(record) for record in records}
+    kept = [r for r in published_runs()[0] if r.config.dataset == dataset and place(r) not in here]
     file, exported = SOURCES / "results" / f"{dataset}.zip", Exported()
     with replacing(file) as partial:
         write_archive(partial, [*records, *kept], exported)
@@ -58,6 +59,11 @@ def publish(dataset: str, records: list[RunRecord]) -> None:
     digests = json.loads((PACKAGE / LIST).read_bytes())
     digests[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     replace_file(PACKAGE / LIST, json.dumps(dict(sorted(digests.items())), indent=2) + "\n")
+
+
+def place(record: RunRecord) -> tuple[object, ...]:
+    """Return the identity of a run, whatever the version of its method."""
+    return dataclasses.replace(record, config=dataclasses.replace(record.config, version=0)).identity
 
 
 if __name__ == "__main__":

@@ -444,7 +444,7 @@ def test_new_runs_join_the_published_ones_and_replace_the_same_runs(shipped, mon
     monkeypatch.setattr(publish, "PACKAGE", shipped / "package")
     monkeypatch.setattr(publish.pages, "main", lambda: None)
     (shipped / "package" / "published" / "digits.zip").rename(shipped / "results" / "digits.zip")
-    write_run(shipped / "new", "fedprox", seed=13, accuracy=65.0)
+    write_run(shipped / "new", "fedprox", seed=13, accuracy=65.0, version=7)
     write_run(shipped / "new", "fedavg", seed=1, accuracy=40.0)
     write_run(shipped / "new", "fedavg", seed=2, accuracy=40.0, status="running")
     write_run(shipped / "new", "fedavg", seed=1, accuracy=30.0, dataset="mnist")
