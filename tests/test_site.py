@@ -69,7 +69,7 @@ def functions_of(module) -> list[str]:
 
 def words(page: str) -> int:
     """The words of a page, without code, generated tables, addresses and symbols."""
-    generated = r"<!-- table:.*?<!-- end of the table -->"
+    generated = r"<!-- table.*?<!-- end of the table -->"
     text = re.sub(rf"^```.*?^```|{generated}|<!--.*?-->|\]\([^)]*\)", "", page, flags=re.M | re.S)
     return sum(bool(re.search(r"[^\W\d_]{2}", word)) for word in text.split())
 
