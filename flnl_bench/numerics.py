@@ -274,26 +274,14 @@ class Mixture(NamedTuple):
 
 
 def two_gaussians(
-    x: np.ndarray,
-    *,
-    max_iter: int = 100,
-    tol: float = 1e-3,
-    reg_covar: float = 1e-6,
-    covariance: Covariance = "full",
-    seed: int = 0,
-    n_init: int = 1,
+    x: np.ndarray, *, max_iter: int = 100, covariance: Covariance = "full", seed: int = 0, n_init: int = 1
 ) -> Any:
-    """Fit scikit-learn's GaussianMixture of two components to the rows of x [n, d].
-
-    The options are part of a method: with some authors' tol=1e-2, EM stops after about four steps, and 1.5 %
-    of the samples are in the other component than after convergence.
-    """
+    """Fit scikit-learn's GaussianMixture of two components to the rows of x [n, d]."""
     # Imported here: the import takes as long as that of torch, and many runs need no mixture.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    options = {"max_iter": max_iter, "tol": tol, "reg_covar": reg_covar, "covariance_type": covariance}
-    options["n_init"] = n_init
+    options = {"max_iter": max_iter, "covariance_type": covariance, "n_init": n_init}
     fit = GaussianMixture(2, random_state=seed % 2**32, **options)  # its largest seed
     count_work(mixtures=1)
     with warnings.catch_warnings():
@@ -306,7 +294,9 @@ def loss_mixture(
 ) -> Mixture | None:
     """Fit a two-component mixture to losses; return None if there are no two groups.
 
-    That is: fewer than two values, equal or non-finite values, an empty component or equal means.
+    That is: fewer than two values, equal or non-finite values, an empty component or equal means. The options
+    are part of a method: with some authors' tol=1e-2, EM stops after about four steps, and 1.5 % of the
+    samples are in the other component than after convergence.
     """
     # The steps of scikit-learn's GaussianMixture, whose own checks take five times as long for a client's
     # losses; a test compares them. Only values at equal distances, where rounding decides, can differ. In
