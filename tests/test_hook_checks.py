@@ -346,6 +346,7 @@ def test_a_broken_contract_is_one_line(run, tmp_path, monkeypatch):
     [
         ("weak", "views must return a tuple of names such as ('weak',), not 'weak'"),
         (None, "views must return a tuple of names such as ('weak',), not None"),
+        ((), "views must return a tuple of names such as ('weak',), not ()"),
         (("week",), "unknown view 'week' in views of failing; did you mean 'weak'?"),
     ],
 )

@@ -58,8 +58,8 @@ class Draw:
 
 
 def check_views(method: str, views: object) -> None:
-    """Refuse a value that is not a sequence of names of views."""
-    if isinstance(views, str) or not isinstance(views, Sequence):
+    """Refuse a value that is not a non-empty sequence of names of views."""
+    if isinstance(views, str) or not isinstance(views, Sequence) or not views:
         raise BadInput(f"{method}: views must return a tuple of names such as ('weak',), not {views!r}")
     for view in views:
         if view not in VIEWS:

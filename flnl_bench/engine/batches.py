@@ -69,19 +69,17 @@ class FederatedImages:
             draw_view(view, len(rows), self.views.augmentation, rng)
             for view, rng in zip(views, rngs, strict=True)
         ]
-        # Once for all steps: slices of these need no copy.
+        # Once for all steps: the parts of these need no copy.
         index = to_device(rows, self.device)
-        labels = self.given[client][index]
-        notes = _notes_on(steps, self.device)
+        labels = self.given[client][index].split(sizes)
+        indices, notes = index.split(sizes), _notes_on(steps, self.device)
         ends = np.cumsum(sizes)
         for first, last in self._slabs(ends):
-            a, b = int(ends[first] - sizes[first]), int(ends[last - 1])
-            images = self._take(self.train, self.rows[client][rows[a:b]])
-            rendered = [self._rendered(images, draw[a:b]) for draw in draws]
-            for i in range(first, last):
-                lo, hi = int(ends[i] - sizes[i]), int(ends[i])
-                images_of_step = tuple(view[lo - a : hi - a] for view in rendered)
-                yield Batch(images_of_step, labels[lo:hi], index[lo:hi], notes[i])
+            part = slice(int(ends[first]) - sizes[first], int(ends[last - 1]))
+            images = self._take(self.train, self.rows[client][rows[part]])
+            rendered = [self._rendered(images, draw[part]).split(sizes[first:last]) for draw in draws]
+            for i, views_of_step in enumerate(zip(*rendered, strict=True), first):
+                yield Batch(views_of_step, labels[i], indices[i], notes[i])
 
     def _take(self, images: Tensor, rows: np.ndarray) -> Tensor:
         """Gather rows of an image tensor where it is stored, and move them to the device."""
