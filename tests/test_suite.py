@@ -75,6 +75,7 @@ NINE = [
         ("tables/fednoro", 6 * 2 * 1 * 3),
         ("fedgr-switches", 10 * 2 * 2 * 3),
         ("fedgr-warmup", 6 * 2 * 5),
+        ("feddiv-order", 4 * 6 * 3),
         ("smoke", 3 * 2 * 2),
     ],
 )
@@ -96,7 +97,7 @@ def test_a_table_says_what_it_lacks_and_may_have_another_preset(tmp_path):
 
 
 def test_no_shipped_suite_is_left_out():
-    assert len(shipped_suites()) == 21
+    assert len(shipped_suites()) == 22
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
