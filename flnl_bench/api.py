@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol, dataclass_transform
 
 import numpy as np
@@ -130,10 +131,10 @@ class Client:
         steps = []
         for _ in range(self.epochs if epochs is None else epochs):
             order = (rng or self.batch_rng).permutation(rows)
-            starts = list(range(0, len(order), self.terms.batch_size))
-            if len(starts) > 1 and len(order) - starts[-1] == 1:
-                starts.pop()
-            steps += [Step(part) for part in np.split(order, starts[1:]) if len(part)]
+            ends = [*range(self.terms.batch_size, len(order), self.terms.batch_size), len(order)]
+            if len(ends) > 1 and ends[-1] - ends[-2] == 1:
+                del ends[-2]
+            steps += [Step(order[first:last]) for first, last in pairwise([0, *ends]) if last > first]
         return steps
 
 

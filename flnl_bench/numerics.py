@@ -90,14 +90,16 @@ def add_pull(weights: list[Tensor], anchors: list[Tensor], strength: float, *, s
     The term is ½·strength·Σ‖w − w_a‖² or, if not squared, strength·√Σ‖w − w_a‖². As a part of the loss it
     would cost a third of a step of a small network.
     """
+    gradients = []
     for w in weights:
-        if w.grad is None:
-            w.grad = torch.zeros_like(w)
+        if (gradient := w.grad) is None:
+            gradient = w.grad = torch.zeros_like(w)
+        gradients.append(gradient)
     gaps = torch._foreach_sub(weights, anchors)
     if not squared:  # the gradient of the norm is a unit vector, zero at zero
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gaps)))
         torch._foreach_div_(gaps, (length.square() + 1e-12).sqrt())
-    torch._foreach_add_([w.grad for w in weights if w.grad is not None], gaps, alpha=strength)
+    torch._foreach_add_(gradients, gaps, alpha=strength)
 
 
 # -- robust means -------------------------------------------------------------------------------------- Each
