@@ -274,6 +274,21 @@ def test_a_batch_shows_the_images_of_its_rows():
     toy_engine(Spy(view="plain")).run_round()
 
 
+def test_a_loss_may_change_the_images_of_a_batch_in_place_with_a_gradient():
+    class Attacked(FedAvg):
+        name = "attacked"
+
+        def loss(self, model, batch, client):
+            delta = torch.zeros_like(batch.x, requires_grad=True)
+            batch.x.add_(delta)
+            losses = super().loss(model, batch, client)
+            (gradient,) = torch.autograd.grad(losses.sum(), delta, retain_graph=True)
+            assert gradient.abs().sum() > 0
+            return losses
+
+    assert toy_engine(Attacked()).run_round().train_loss == toy_engine(FedAvg()).run_round().train_loss
+
+
 def test_map_shows_the_same_augmented_images_at_every_call_of_a_round():
     class Twice(FedAvg):
         name = "twice"

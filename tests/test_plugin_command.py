@@ -138,7 +138,6 @@ def test_a_new_plugin_is_installed_run_and_tested_in_an_environment_of_its_own(t
 HEAD = "import torch\nfrom flnl_bench import Method\n\nclass Mine(Method):\n    name = 'mine'\n"
 DRAWS = """
 import random
-import re
 from flnl_bench import Method
 
 class Mine(Method):

@@ -177,9 +177,9 @@ def test_smaller_presets_tune_no_method_their_hyperparameters_are_those_of_the_p
             assert values[0] == values[1] | changes.get(method, {}), (dataset, method)
 
 
-def test_medium_is_the_protocol_of_the_paper_but_for_network_and_images():
+def test_medium_is_the_protocol_of_the_paper_but_for_network_images_and_learning_rate():
     medium, paper = load_preset("medium").training("cifar10"), load_preset("paper").training("cifar10")
-    smaller = {"model": "resnet8-wide-half", "samples": 20_000, "test_samples": 5_000}
+    smaller = {"model": "resnet8-wide-half", "lr": 0.1, "samples": 20_000, "test_samples": 5_000}
     assert medium == dataclasses.replace(paper, **smaller)
 
 
