@@ -51,7 +51,7 @@ Event = tuple[str, Any, int]  # what, which, of how many samples
 
 
 def passes_world(model: str) -> World:
-    """Return the small clients of the preset `quick` for tiny-cnn, and four of 64 random images for ResNets."""
+    """Return small clients as in `quick` for tiny-cnn, and four clients of 64 random images for ResNets."""
     if model.startswith("tiny-cnn"):
         return make_world(load_dataset("digits"), model, 35, epochs=10, rounds=ROUNDS, fraction=0.286)
     return make_world(random_images(256, 3, 32), model, clients=4, epochs=10, rounds=ROUNDS)
