@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flnl_bench.engine.devices import map_tensors
 from flnl_bench.methods import default_methods
 from flnl_bench.models import make_network
 from flnl_bench.testing import run_rounds, toy_engine
@@ -54,9 +53,10 @@ def last_loss(method):
 
 
 def tensors_in(tree):
-    found = []
-    map_tensors(tree, lambda tensor: found.append(tensor) or tensor)
-    return [tensor for tensor in found if not tensor.requires_grad]
+    if isinstance(tree, torch.Tensor):
+        return [] if tree.requires_grad else [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 @pytest.mark.parametrize("name", METHODS)
